@@ -235,7 +235,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	return Record{}, err
 }
 
-// checkEnforced returns an error if the reply to an accepted call shows that its fence f was not checked.
+// checkEnforced returns an error if the reply to an accepted call shows that f was not checked.
 func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
 	switch {
 	case f == Fence{} || c.allowUnfenced:

@@ -81,7 +81,7 @@ func TestClientDetectsProxy(t *testing.T) {
 		name                string
 		edit                func(r *http.Request, reply http.Header)
 		value               string
-		read, fenced, write string // parts of the errors of Read, ReadFenced and a write that was applied before; empty: no error
+		read, fenced, write string // parts of the errors of Read, ReadFenced and a repeated write; empty: no error
 	}{
 		{"drops the token", without(resource.HeaderToken), "v", "", "does a proxy drop X-Fence-Token or X-Fence-Seq?", "X-Fence-Seq needs X-Fence-Token"},
 		{"drops Accept", without("Accept"), "v", `the reply has type "application/json", want "application/octet-stream"`, `has type "application/json"`, "(already applied)"},
@@ -109,14 +109,14 @@ func TestClientDetectsProxy(t *testing.T) {
 	}
 }
 
-// A call whose fence is lost or changed on its way must not look as if the fence had been checked.
+// A call that lost its fence must not look as if the fence had been checked.
 func TestClientDetectsLostFence(t *testing.T) {
 	noToken := func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) }
 	noSeq := func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderSeq) }
 	otherToken := func(r *http.Request, _ http.Header) { r.Header.Set(resource.HeaderToken, "5") }
 	for name, c := range map[string]struct {
 		edit         func(r *http.Request, reply http.Header)
-		stored, sent resource.Fence // stored is zero for a new key; sent has Seq 0 for a read
+		stored, sent resource.Fence // stored is zero for a new key; reads are sent with Seq 0
 		want         string
 	}{
 		"a fenced read of a new key":   {noToken, resource.Fence{}, at(6, 0), ""},
@@ -187,7 +187,7 @@ func TestClientHidesPassword(t *testing.T) {
 	require.NotContains(t, err.Error(), "secret")
 }
 
-// TestClientSpeaksHTTP1 has a server with which the default transport would speak HTTP/2.
+// The default transport would speak HTTP/2 with this server.
 func TestClientSpeaksHTTP1(t *testing.T) {
 	h := newHandler(t, resource.NewMemory(), nil)
 	var proto string
@@ -213,7 +213,7 @@ func TestClientSpeaksHTTP1(t *testing.T) {
 	trusting.CloseIdleConnections()
 }
 
-// A connection can be reused only if each body was read to its end and closed.
+// The transport reuses a connection only if each body was read to its end and closed.
 func TestClientReusesConnection(t *testing.T) {
 	ctx, watched := t.Context(), &watchedTransport{Transport: http.DefaultTransport.(*http.Transport).Clone()}
 	mine := &http.Client{Transport: watched}
@@ -271,7 +271,7 @@ func (b *watchedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// TestClientNeverRepeatsWrite loses replies on a reused connection, where a transport retries idempotent requests.
+// On a reused connection, a transport retries idempotent requests.
 func TestClientNeverRepeatsWrite(t *testing.T) {
 	store := resource.NewMemory()
 	h := newHandler(t, store, nil)

@@ -115,7 +115,7 @@ func (h *handler) authorized(r *http.Request) bool {
 		return true
 	}
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	got, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(h.Token)) // equal lengths, so that timing reveals nothing
+	got, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(h.Token)) // equal lengths: timing reveals nothing
 	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(got[:], want[:]) == 1
 }
 
@@ -124,7 +124,7 @@ func (h *handler) put(w http.ResponseWriter, r *http.Request, key string) {
 	if err == nil && f == (Fence{}) && !h.Unfenced {
 		err = fmt.Errorf("%s is missing: send the fencing token of your lock grant, an integer from 1", HeaderToken)
 	}
-	for _, name := range []string{"If-Match", "If-None-Match", "If-Unmodified-Since", "Content-Range"} { // must not seem to be checked
+	for _, name := range []string{"If-Match", "If-None-Match", "If-Unmodified-Since", "Content-Range"} { // unchecked, they must not seem to hold
 		if r.Header.Get(name) != "" {
 			err = cmp.Or(err, fmt.Errorf("%s is not supported: only the fence decides, and the body is the whole value", name))
 		}
@@ -251,7 +251,7 @@ func (h *handler) answer(w http.ResponseWriter, status int, v any) {
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil {
-		panic(err) // numbers and strings only
+		panic(err)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))

@@ -154,7 +154,7 @@ func TestHandlerBadInput(t *testing.T) {
 	require.Equal(t, 200, got.Code, "a value of exactly the limit")
 }
 
-// TestHandlerBody sends raw requests and closes the sending side.
+// The requests are raw, and the sending side is closed.
 func TestHandlerBody(t *testing.T) {
 	store := resource.NewMemory()
 	addr := strings.TrimPrefix(serve(t, store, &resource.HandlerOptions{MaxBody: 10}), "http://")
@@ -301,7 +301,6 @@ type failing struct {
 
 func (f failing) Write(context.Context, string, resource.Fence, []byte) error { return f.err }
 
-// The client learns whether a repeat helps; only the log has details.
 func TestHandlerStoreFails(t *testing.T) {
 	for _, c := range []struct {
 		err        error
@@ -341,7 +340,6 @@ func TestHandlerStoreFails(t *testing.T) {
 	}
 }
 
-// A call that its client gave up is no failure of the store.
 func TestHandlerClientGone(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()

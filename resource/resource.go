@@ -82,8 +82,8 @@ func ParseFence(s string) (Fence, error) {
 	return Fence{Token: t, Seq: n}, nil
 }
 
-// AdmitsWrite is the fencing rule for writes: got must be strictly greater than everything seen. redisstore, pgstore and
-// dynamostore repeat it on their servers. So do the judge and the model, which must not share its mistakes.
+// AdmitsWrite is the fencing rule for writes: got must be greater than everything seen. redisstore, pgstore and dynamostore
+// repeat it on their servers; so do the judge and the model, which must not share its mistakes.
 func AdmitsWrite(seen, got Fence) bool { return got.Compare(seen) > 0 }
 
 // AdmitsRead is the fencing rule for reads: got must not be less than anything seen. With Seq 0 a grant may read until a later
@@ -95,7 +95,7 @@ func AdmitsRead(seen, got Fence) bool {
 // Record is what a [Store] holds for a key. Value is nil only if the key was never written.
 type Record struct {
 	Value    []byte
-	MaxFence Fence // the greatest fence accepted so far
+	MaxFence Fence // the greatest accepted
 }
 
 // CheckWrite returns nil or a [*StaleTokenError], by rules 1 and 2 of [Store].
@@ -141,7 +141,7 @@ func (r Record) CheckRead(key string, f Fence) error {
 type Store interface {
 	// Write sets key's value if f is greater than every fence accepted for key. f.Token and f.Seq must be at least 1. After an
 	// error other than [*StaleTokenError], [ErrTooLarge], [ErrNoRoom] and [ErrJump] the write may have taken effect: repeat the
-	// call to find out (rule 2), which works until a later fence is accepted; see also [ErrApplied].
+	// call before a later fence is accepted to find out (rule 2; see also [ErrApplied]).
 	Write(ctx context.Context, key string, f Fence, value []byte) error
 	// Read returns key's record, or [ErrNotFound]. To write a value computed from it, use ReadFenced instead.
 	Read(ctx context.Context, key string) (Record, error)
@@ -177,13 +177,13 @@ type StaleTokenError struct {
 
 func (e *StaleTokenError) Error() string {
 	s := fmt.Sprintf("resource: stale fencing token for %q: seen %d, got %d", e.Key, e.Seen.Token, e.Got.Token)
-	if e.Seen.Token == e.Got.Token { // one grant: show the numbers
+	if e.Seen.Token == e.Got.Token { // one grant
 		s = fmt.Sprintf("resource: stale fence for %q: seen %v, got %v", e.Key, e.Seen, e.Got)
 	}
 	switch {
 	case e.Applied:
 		s += " (already applied)"
-	case e.Seen == e.Got && e.Seen.Seq < math.MaxUint64: // no read: one would be admitted
+	case e.Seen == e.Got && e.Seen.Seq < math.MaxUint64: // not a read, which would be admitted
 		s += fmt.Sprintf(": a further write under this token takes Seq %d", e.Seen.Seq+1)
 	}
 	return s

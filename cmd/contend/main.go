@@ -126,7 +126,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			from = testbed.Provider(*provider)
 		}
 		var seed *uint64
-		fs.Visit(func(f *flag.Flag) { // set by an argument or the environment
+		fs.Visit(func(f *flag.Flag) {
 			if f.Name == "seed" {
 				seed = &c.Seed
 			}

@@ -77,7 +77,7 @@ func TestScripts(t *testing.T) {
 	}})
 }
 
-// measured repeats a short run until it has a critical section and a release: a stalled machine may have none.
+// measured repeats a short run until it has a critical section and a release, which a stalled machine may not have.
 func measured(t *testing.T, args ...string) (string, *load.Result) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "result.json")
@@ -136,7 +136,6 @@ func TestOpen(t *testing.T) {
 	require.Equal(t, res.BacklogStart+res.Arrivals, res.Sections+res.Failed+res.Unserved.Count)
 }
 
-// A ping is no lock and isn't checked as one.
 func TestPing(t *testing.T) {
 	out, res := measured(t, "-closed", "-backend", "ping", "-contenders", "4", "-work", "1ms")
 	require.Contains(t, out, "ping (server unknown): closed model")
@@ -183,7 +182,6 @@ func TestProcessors(t *testing.T) {
 	}
 }
 
-// If a client can't be closed, the result is still printed and saved.
 func TestCloseFails(t *testing.T) {
 	t.Setenv(failEnv, sticks)
 	file := filepath.Join(t.TempDir(), "result.json")
@@ -201,7 +199,6 @@ func TestCloseFails(t *testing.T) {
 	require.Len(t, results(t, filepath.Join(dir, "data.jsonl")), 2)
 }
 
-// A killed child ends the experiment with an error that names the run.
 func TestProcessFails(t *testing.T) {
 	t.Setenv(failEnv, kills)
 	dir := experiment(t, `{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
@@ -210,7 +207,7 @@ func TestProcessFails(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "data.jsonl"))
 }
 
-// mark puts an id into the environment of all processes started from now on.
+// mark marks the environment of all processes started from now on.
 func mark(t *testing.T) string {
 	t.Helper()
 	id := uuid.NewString()
@@ -218,7 +215,6 @@ func mark(t *testing.T) string {
 	return "CONTEND_TEST=" + id
 }
 
-// marked returns the processes with env in their environment.
 func marked(t *testing.T, env string) (pids []int) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -235,7 +231,7 @@ func marked(t *testing.T, env string) (pids []int) {
 
 // No child or server survives; earlier data and partial results do.
 func TestExperimentInterrupted(t *testing.T) {
-	testbed.Need(t, redisServer.Real()) // the experiment starts one itself
+	testbed.Need(t, redisServer.Real()) // it starts one itself
 	dir := experiment(t, `{"defaults": {"backend": "redis", "ttl": "10s", "contenders": 2},
 		"sweeps": [{"name": "short", "duration": "10ms"}, {"name": "long", "duration": "1h"}]}`)
 	file := filepath.Join(dir, "data.jsonl")
@@ -262,7 +258,7 @@ func TestExperimentInterrupted(t *testing.T) {
 	require.NotEmpty(t, marked(t, mark))
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	var last string
-	for said.Scan() { // until all processes that could write there have ended
+	for said.Scan() { // until all writers have ended
 		last = said.Text()
 	}
 	require.Error(t, cmd.Wait())
@@ -274,9 +270,8 @@ func TestExperimentInterrupted(t *testing.T) {
 	served()
 }
 
-// TestInterrupted reads a run's metrics in another process and interrupts it.
 func TestInterrupted(t *testing.T) {
-	testbed.Need(t, redisServer.Real())              // the command starts one itself
+	testbed.Need(t, redisServer.Real())              // it starts one itself
 	t.Setenv("FENCELAB_LOCK", "redis://127.0.0.1:1") // -testbed wins
 	running, own := "-lock="+redisServer.URL, "-testbed="+cmp.Or(os.Getenv("FENCELAB_TESTBED"), "auto")
 	for _, server := range []string{running, own} {
@@ -354,7 +349,7 @@ func TestExperiment(t *testing.T) {
 	require.EqualValues(t, 1, results(t, filepath.Join(dir, "data.jsonl"))[0].Config.Seed)
 }
 
-// Only the sweep's runs are replaced, and all others must be there.
+// Only the sweep's runs are replaced; all others must exist.
 func TestSweep(t *testing.T) {
 	dir := experiment(t, `{
 		"defaults": {"backend": "redis", "ttl": "10s", "duration": "20ms", "seed": 1}, "rounds": 2,
@@ -404,7 +399,6 @@ func TestSweep(t *testing.T) {
 	require.NoFileExists(t, file+".partial", "nothing was run")
 }
 
-// Recorded data must match its config.
 func TestCommitted(t *testing.T) {
 	for _, name := range []string{"contention", "fairness"} {
 		dir := filepath.Join("../../reports/results", name)

@@ -26,7 +26,6 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// last is the record of a lock whose last token is n.
 func last(n uint64) resource.Record {
 	return resource.Record{MaxFence: resource.Fence{Token: n, Seq: 1}}
 }
@@ -69,7 +68,7 @@ return 1`)
 func (c counter) set(ctx context.Context, key string, token uint64, lower bool) error {
 	keys := []string{"fence:{" + key + "}", "lock:{" + key + "}", "fence-floor"}
 	err := setCounter.Run(ctx, c, keys, token, lower).Err()
-	if redis.HasErrorPrefix(err, "CROSSSLOT ") { // a Cluster
+	if redis.HasErrorPrefix(err, "CROSSSLOT ") {
 		err = setCounter.Run(ctx, c, keys[:2], token, lower).Err()
 	}
 	return err
@@ -152,7 +151,7 @@ func (o object) get(ctx context.Context, key string) (h s3object.Lock, etag stri
 	return h, aws.ToString(out.ETag), nil
 }
 
-// set restarts a holder's lease.
+// set also restarts a holder's lease.
 func (o object) set(ctx context.Context, key string, token uint64, lower bool) error {
 	for {
 		h, etag, err := o.get(ctx, key)

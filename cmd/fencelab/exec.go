@@ -276,7 +276,7 @@ func cannotRun(err error) (code int) {
 	return exitCannotRun
 }
 
-// supervise returns when the command has exited: nil, or why it was stopped.
+// supervise returns nil when the command has exited, or why it was stopped.
 func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal), signals <-chan os.Signal, maxHold time.Duration) (lost error) {
 	term, kill := h.TTL()/termBefore, h.TTL()/killBefore
 	check := time.NewTimer(0)

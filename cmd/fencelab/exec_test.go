@@ -25,7 +25,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// renewing is a lock service that renews a lease a few times, and then has an error.
 type renewing struct {
 	dlock.Backend
 	left int
@@ -39,7 +38,7 @@ func (r *renewing) Renew(ctx context.Context, g dlock.Grant) error {
 	return r.Backend.Renew(ctx, g)
 }
 
-// Such a command may have other privileges.
+// supervise gives up a command that survives SIGKILL, such as one with other privileges.
 func TestSuperviseGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := dlock.New(memlock.New(), &dlock.Options{TTL: 30 * time.Second})
@@ -100,7 +99,7 @@ func TestSupervise(t *testing.T) {
 	}
 }
 
-// No command lost a lease that ended while the guard started.
+// If the lease ends while the guard starts, no command was stopped.
 func TestOverBeforeTheCommand(t *testing.T) {
 	o := &dlock.Options{TTL: 2 * time.Millisecond, Renew: dlock.Renew{Every: time.Millisecond, MaxHold: 1}}
 	l, err := dlock.New(memlock.New(), o)

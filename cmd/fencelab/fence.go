@@ -110,7 +110,6 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	return err
 }
 
-// fence is a store, or a lock's counter.
 type fence interface {
 	Read(ctx context.Context, key string) (resource.Record, error)
 	// set atomically raises the fence, or with lower lowers it. While the lock is held, a counter is set to one more: its holder

@@ -96,7 +96,7 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// In a Cluster fence-floor is on another node than most counters. A lock doesn't read it there.
+// fence-floor is on another node than most counters, where a lock doesn't read it.
 func TestFenceInACluster(t *testing.T) {
 	for _, redirect := range []string{"MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"} {
 		m := miniredis.RunT(t)
@@ -137,7 +137,7 @@ func TestFenceInACluster(t *testing.T) {
 	}
 }
 
-// A counter is reaped between the command's read, which returned 10, and its write.
+// The counter is reaped between the command's read, which returned 10, and its write.
 func TestReapedMeanwhile(t *testing.T) {
 	m := miniredis.RunT(t)
 	require.NoError(t, m.Set("fence-floor", "20"))

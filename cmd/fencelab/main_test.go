@@ -83,7 +83,6 @@ func TestScripts(t *testing.T) {
 					return (reply == int64(0)) == neg
 				})
 			},
-			// cut cuts the link to $LOCK.
 			"cut": func(ts *testscript.TestScript, _ bool, _ []string) {
 				heal, err := ts.Value("link").(*faults.Link).Cut(context.Background())
 				ts.Check(err)
@@ -95,7 +94,7 @@ func TestScripts(t *testing.T) {
 				ts.Check(err)
 				ts.Defer(func() { _ = c.Close() })
 			},
-			// await FILE waits until there is a complete file.
+			// await FILE waits until the file is complete.
 			"await": func(ts *testscript.TestScript, _ bool, args []string) {
 				await(ts, args[0], func() bool {
 					b, err := os.ReadFile(ts.MkAbs(args[0]))
@@ -106,7 +105,7 @@ func TestScripts(t *testing.T) {
 			"signal": func(ts *testscript.TestScript, _ bool, args []string) {
 				ts.Check(syscall.Kill(pid(ts, args[1]), unix.SignalNum("SIG"+args[0])))
 			},
-			// gone FILE waits until the process whose pid is in FILE has ended.
+			// gone FILE waits until that process has ended.
 			"gone": func(ts *testscript.TestScript, _ bool, args []string) {
 				n := pid(ts, args[0])
 				await(ts, fmt.Sprintf("the end of %d (%s)", n, args[0]), func() bool {

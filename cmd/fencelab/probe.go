@@ -102,7 +102,7 @@ func (p *probe) expect(good bool, level, yes, no string) {
 	p.err = errors.Join(p.err, err)
 }
 
-// clock compares a server's clock with this machine's, from the reply to a request that was sent at sent.
+// clock compares a server's clock with this machine's, by the reply to a request sent at sent.
 func (p *probe) clock(now, sent time.Time) {
 	trip := time.Since(sent)
 	offset := now.Sub(sent.Add(trip / 2)).Round(time.Millisecond)
@@ -267,7 +267,7 @@ func refusesStale(ctx context.Context, s *stores.Store) error {
 		err = cmp.Or(s.Write(ctx, key, resource.NewFence(token, 1), nil), errors.New("it accepted a stale token"))
 	}
 	if stale, refused := errors.AsType[*resource.StaleTokenError](err); refused && stale.Seen.Token >= token {
-		return nil // even the first write: another probe was faster
+		return nil // another probe was faster
 	}
 	return err
 }

@@ -174,7 +174,6 @@ func TestProbeStores(t *testing.T) {
 	require.NoError(t, full.Write(t.Context(), "fencelab-probe", resource.NewFence(math.MaxUint64-1, 1), nil))
 	requireProbe(t, 1, serve(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1'")
 
-	// A resource's fence can be raised remotely, but not lowered.
 	m := resource.NewMemory()
 	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, nil))
 	url := serve(t, m, &resource.HandlerOptions{Token: "secret"})

@@ -97,7 +97,7 @@ func TestGen(t *testing.T) {
 	require.EqualValues(t, 3000, c.DBSize(ctx).Val(), "another seed has other keys")
 }
 
-// reads is how often the server has read requests, one or many at a time.
+// reads returns how often the server has read, one or many requests at a time.
 func reads(t *testing.T, c *redis.Client) int {
 	t.Helper()
 	info, err := c.InfoMap(t.Context()).Result()

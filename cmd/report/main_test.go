@@ -71,7 +71,6 @@ func TestExit(t *testing.T) {
 	}
 }
 
-// The order of lines doesn't depend on the order of files.
 func TestMatrix(t *testing.T) {
 	dir := t.TempDir()
 	write := func(names ...string) (lines, table string) {
@@ -125,7 +124,6 @@ func TestSite(t *testing.T) {
 	require.ErrorContains(t, err, "contention/data.jsonl: run 1")
 }
 
-// A history can't control the terminal.
 func TestTerminal(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "h")
 	event := `{"time":"2026-11-20T09:30:00Z","actor":"\u001b[31mA\u202e","kind":"report","name":"failed","error":"\u0007"}` + "\n"

@@ -54,8 +54,7 @@ func (c *child) stop(t *testing.T) {
 	_ = c.wait()
 }
 
-// An accepted write or fenced read is synced before its reply. Refusals, plain reads and fenced reads that change nothing need no
-// sync.
+// Refusals, plain reads and fenced reads that change nothing need no sync.
 func TestAnswerLeavesAfterSync(t *testing.T) {
 	ln, dir, ctx := listen(t), t.TempDir(), t.Context()
 	trace := filepath.Join(dir, "trace")
@@ -107,8 +106,8 @@ func TestAnswerLeavesAfterSync(t *testing.T) {
 	require.Equal(t, len(calls), i, "answers in the trace")
 }
 
-// TestOpenSyncs: a file is synced before the first reply: a new one with its directory entry, and one whose last process may have
-// been killed between write and sync.
+// TestOpenSyncs: opening syncs a new file with its directory entry, and one whose last process may have been killed between write
+// and sync.
 func TestOpenSyncs(t *testing.T) {
 	ln, dir := listen(t), t.TempDir()
 	c := client(t, ln)

@@ -36,7 +36,6 @@ func listen(t *testing.T) *net.TCPListener {
 
 func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
 
-// child leads its own process group, which includes its wrapper.
 type child struct {
 	*exec.Cmd
 	wait func() error
@@ -92,8 +91,7 @@ func client(t *testing.T, ln net.Listener) *resource.Client {
 	return c
 }
 
-// TestKillUnderLoad kills the resource while eight writers count up. Accepted writes survive; a writer whose reply was lost
-// repeats the write.
+// A writer whose reply was lost repeats the write.
 func TestKillUnderLoad(t *testing.T) {
 	ln, file, ctx := listen(t), filepath.Join(t.TempDir(), "resource.db"), t.Context()
 	c := client(t, ln)
@@ -170,7 +168,7 @@ func TestKillUnderLoad(t *testing.T) {
 	t.Logf("%d kills, %d accepted writes", *kills, accepted.Load())
 }
 
-// A request in flight finishes.
+// The request finishes.
 func TestGracefulStop(t *testing.T) {
 	ln, file := listen(t), filepath.Join(t.TempDir(), "resource.db")
 	c := start(t, ln, nil, "-file", file)
@@ -186,7 +184,7 @@ func TestGracefulStop(t *testing.T) {
 	require.Contains(t, c.log(t), "terminated signal received")
 }
 
-// TestSecondSignalKills has a request that never ends.
+// The request never ends.
 func TestSecondSignalKills(t *testing.T) {
 	ln := listen(t)
 	c := start(t, ln, nil, "-store", "memory")

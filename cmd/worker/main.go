@@ -206,7 +206,7 @@ func (w *worker) recovery(refusal error) string {
 
 var errGaveUp = errors.New("the lease was lost before the write")
 
-// once does a job. refused is why nothing was written although nothing failed. The lock is always released.
+// once does a job. refused says why a job without failures wrote nothing. The lock is always released.
 func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store, i int) (refused, err error) {
 	entry := w.name
 	if w.n != 1 {

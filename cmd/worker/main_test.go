@@ -111,7 +111,7 @@ func TestStaleWriteIsRefused(t *testing.T) {
 			require.Contains(t, out, "A released", "a refused worker gives the lock back")
 			require.Equal(t, "B\n", b.ledger(t, "demo"))
 
-			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "2") // tokens 2 and 3
+			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "2")
 			require.ErrorAs(t, err, &stale, "a series of which nothing was written")
 			require.EqualValues(t, 3, stale.Got.Token)
 			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "5")
@@ -226,7 +226,7 @@ func TestLockNotToBeHad(t *testing.T) {
 	require.Equal(t, "somebody", owner)
 }
 
-// TestInterrupted ends a worker between read and write, when nothing is written and the lock is released, and between two jobs.
+// A worker ends between read and write, when nothing is written and the lock is released, or between two jobs.
 func TestInterrupted(t *testing.T) {
 	for _, c := range []struct{ n, said, want, ledger string }{
 		{"0", "read []\n", "", ""},
@@ -287,7 +287,7 @@ func TestRefusedOnAndOn(t *testing.T) {
 	})
 }
 
-// TestRepeatedWrite has a proxy that sends each write twice.
+// A proxy sends each write twice.
 func TestRepeatedWrite(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	h, err := resource.NewHandler(b.store, nil)

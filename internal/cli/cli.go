@@ -42,7 +42,7 @@ func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) 
 	signals, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	context.AfterFunc(signals, func() {
-		stop() // before ctx ends, so that the next signal is sure to kill
+		stop() // first, so that the next signal is sure to kill
 		cancel(context.Cause(signals))
 	})
 	err := run(ctx, os.Args[1:], os.Stdout)
@@ -62,16 +62,16 @@ func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) 
 // Command is what -h shows besides the flags.
 type Command struct {
 	Name     string
-	Args     string // after the flags, as in "FILE..."; empty: none
-	About    string // purpose, in lines of text
-	Examples string // command lines
+	Args     string // as in "FILE..."; empty: none
+	About    string // lines of text
+	Examples string
 }
 
 // Parse sets the flags of fs from args, and the others from the environment. For -h it writes help to stdout and returns
 // [flag.ErrHelp].
 func (c Command) Parse(fs *flag.FlagSet, args []string, stdout io.Writer) error {
 	fs.Init(c.Name, flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // errors are returned
+	fs.SetOutput(io.Discard)
 	fs.Usage = func() {}
 	err := ff.Parse(fs, args, ff.WithEnvVarPrefix(envPrefix))
 	switch {

@@ -61,7 +61,7 @@ func (w wrong) Write(ctx context.Context, key string, f resource.Fence, value []
 	return w.write(ctx, key, f, value)
 }
 
-// If the store retries a write and refuses it as applied, only the first attempt is accepted.
+// Only the first attempt of a write is accepted.
 func TestStoreRetries(t *testing.T) {
 	m := resource.NewMemory()
 	var told []string
@@ -93,7 +93,7 @@ func TestUnknownOutcome(t *testing.T) {
 	require.ErrorIs(t, s.Overwrite(t.Context(), "k", at(5), nil), errors.ErrUnsupported)
 }
 
-// A write whose ctx ends meanwhile takes effect, so it must be reported.
+// The write takes effect, so it must be reported.
 func TestCallerGone(t *testing.T) {
 	m := resource.NewMemory()
 	ctx, leave := context.WithCancel(t.Context())
@@ -110,7 +110,6 @@ func TestCallerGone(t *testing.T) {
 	require.Equal(t, 1, told)
 }
 
-// The decisions of each key must be a possible history.
 func TestOrder(t *testing.T) {
 	var mu sync.Mutex
 	told := map[string][]observe.Decision{}

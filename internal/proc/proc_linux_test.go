@@ -31,7 +31,7 @@ func TestGroupDiesWithLeader(t *testing.T) {
 	c.requireGone(t)
 }
 
-// The reaped process's number belongs to another process, which must be spared, though the output isn't read to the end.
+// The new process must be spared, although the reaped one's output isn't read to the end.
 func TestNumberUsedAgain(t *testing.T) {
 	const lastPID = "/proc/sys/kernel/ns_last_pid"
 	last, err := os.ReadFile(lastPID)
@@ -54,7 +54,7 @@ func TestNumberUsedAgain(t *testing.T) {
 	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) }, time.Minute, time.Millisecond)
 
 	var other *exec.Cmd
-	for tries := 0; other == nil || other.Process.Pid != c.PID; tries++ { // others may start processes
+	for tries := 0; other == nil || other.Process.Pid != c.PID; tries++ {
 		if tries == 1000 {
 			t.Skip("another process has the number")
 		}
@@ -77,7 +77,6 @@ func TestNumberUsedAgain(t *testing.T) {
 	require.Error(t, other.Wait())
 }
 
-// until is output that isn't read until it is closed.
 type until chan struct{}
 
 func (u until) Write(b []byte) (int, error) {
@@ -95,7 +94,7 @@ func awaitThreadEnd(t *testing.T, tid int) {
 	}, time.Minute, time.Millisecond)
 }
 
-// Files opened before the process was reaped give the errors of a call during which the process is reaped.
+// Files opened earlier give the errors of a call during which the process is reaped.
 func TestEndsDuringCall(t *testing.T) {
 	c := start(t, waits)
 	held := func(name string) string {

@@ -22,7 +22,7 @@ import (
 	"github.com/fencelab/fencelab/internal/testmain"
 )
 
-// role makes the test binary a child. Every child has the file lifeline open; it is closed when the last of them is gone.
+// role makes the test binary a child. All children have the file lifeline open, so it closes when the last one is gone.
 const (
 	role     = "PROC_TEST_ROLE"
 	lifeline = 3

@@ -50,7 +50,6 @@ func IsRing(client redis.UniversalClient) bool {
 	return within(reflect.ValueOf(client), func(c reflect.Value) bool { return c.Type() == reflect.TypeFor[*redis.Ring]() })
 }
 
-// within reports whether is holds for client, or for a client that it wraps.
 func within(client reflect.Value, is func(reflect.Value) bool) bool {
 	for client.Kind() == reflect.Interface || client.Kind() == reflect.Pointer {
 		if is(client) {

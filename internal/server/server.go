@@ -21,8 +21,8 @@ import (
 
 // Limits for slow or stuck clients.
 const (
-	requestTimeout  = 30 * time.Second // for a request, a third of it for the header; as much again for the reply
-	idleTimeout     = 2 * time.Minute  // between requests
+	requestTimeout  = 30 * time.Second // for a request, a third of it for its header; as much again for the reply
+	idleTimeout     = 2 * time.Minute
 	maxHeaderBytes  = 16 << 10
 	healthTimeout   = 5 * time.Second
 	shutdownTimeout = 10 * time.Second
@@ -122,7 +122,7 @@ func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) err
 	if err != nil {
 		err = fmt.Errorf("server: requests did not finish within %v: %w", shutdownTimeout, errors.Join(err, srv.Close()))
 	}
-	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) { // it failed before the shutdown
+	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
 		err = errors.Join(err, fmt.Errorf("server: %w", serr))
 	}
 	return err

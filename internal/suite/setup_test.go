@@ -49,7 +49,7 @@ func (m machine) has(name, script string) {
 	m.write("path/"+name, "#!/bin/sh\n"+script+"\n")
 }
 
-// setup runs the script and returns its output, its exit status, and the provider of servers.
+// setup runs the script, and returns its output, exit status and provider of servers.
 func (m machine) setup(env ...string) (said string, status int, testbed string) {
 	m.t.Helper()
 	cmd := exec.CommandContext(m.t.Context(), filepath.Join(m.root, "testdata/setup"))
@@ -68,7 +68,6 @@ func (m machine) built() string {
 	return strings.ReplaceAll(strings.TrimSpace(string(b)), "\n", ", ")
 }
 
-// A user without rights gets what can be built, and one line about the rest.
 func TestSetupUnprivileged(t *testing.T) {
 	m := newMachine(t)
 	m.has("apt-get", "echo must not be called; exit 1")
@@ -110,7 +109,6 @@ func TestSetupPackages(t *testing.T) {
 	require.Contains(t, said, "setup: going on without versitygw: make bin/versitygw failed: write bin/etcd: no space left on device; see bin/setup.log\n")
 }
 
-// A package or a source of packages that fails costs no other package.
 func TestSetupSomePackages(t *testing.T) {
 	m := newMachine(t)
 	m.has("zkServer.sh", "")

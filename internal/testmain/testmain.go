@@ -22,7 +22,7 @@ const startTimeout = 5 * time.Minute
 type Start func(ctx context.Context) (io.Closer, error)
 
 // Run calls starts, runs the tests of m, a *testing.M, and exits. It fails if passing tests leak goroutines. If this machine
-// lacks a server, no test runs, which is a failure only if [testbed.Strict].
+// lacks a server, no test runs: a failure only if [testbed.Strict].
 func Run(m interface{ Run() int }, starts ...Start) { os.Exit(Code(m, starts...)) }
 
 // Code is [Run], but returns the exit code.

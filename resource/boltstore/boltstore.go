@@ -52,12 +52,12 @@ type Options struct {
 type Store struct {
 	db     *bolt.DB
 	path   string
-	file   os.FileInfo // the open file
+	file   os.FileInfo
 	ops    chan *op
-	done   chan struct{} // closed when commitLoop has ended
+	done   chan struct{}
 	closer func() error
 	most   uint64               // Options.MaxUnwritten
-	end    func(*bolt.Tx) error // (*bolt.Tx).Commit, except in tests
+	end    func(*bolt.Tx) error // except in tests
 	calls  calls.Calls
 
 	mu         sync.RWMutex
@@ -81,7 +81,7 @@ func open(path string, opts *Options, syncFile func(*bolt.DB) error, syncDir fun
 		opts = &Options{}
 	}
 	timeout := cmp.Or(opts.LockTimeout, time.Second)
-	path, err := filepath.Abs(path) // checkFile looks there even after a Chdir
+	path, err := filepath.Abs(path) // even after a Chdir
 	if err != nil {
 		return nil, fmt.Errorf("boltstore: %w", err)
 	}
@@ -238,7 +238,7 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 	if err != nil {
 		return resource.Record{}, err
 	}
-	defer func() { _ = tx.Rollback() }() // can't fail
+	defer func() { _ = tx.Rollback() }()
 	if err := s.checkFile(errUndone); err != nil {
 		return resource.Record{}, err
 	}
@@ -300,7 +300,7 @@ func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
 	return tx, nil
 }
 
-// unlock unlocks what db.Begin keeps locked when it panics, or every later call and Close would hang. bbolt has no API for it.
+// unlock releases the locks that db.Begin keeps when it panics, or later calls and Close would hang. bbolt has no API for it.
 func unlock(db *bolt.DB, writable bool) {
 	field := func(name string) reflect.Value { return reflect.ValueOf(db).Elem().FieldByName(name).Addr() }
 	if writable {

@@ -72,7 +72,7 @@ func content(t *testing.T, path string) []byte {
 	return b
 }
 
-// written returns a store's file in which each key has the fence 1000.
+// written returns a file whose keys have the fence 1000.
 func written(t *testing.T, value []byte, keys ...string) []byte {
 	t.Helper()
 	path := newPath(t)
@@ -86,7 +86,7 @@ func written(t *testing.T, value []byte, keys ...string) []byte {
 	return content(t, path)
 }
 
-// openCopy writes b to a new file, since the last one may still be locked.
+// openCopy uses a new file, since the last one may still be locked.
 func openCopy(t *testing.T, b []byte) (*boltstore.Store, error) {
 	t.Helper()
 	path := newPath(t)
@@ -107,7 +107,7 @@ func TestOpenRefuses(t *testing.T) {
 	})
 	_, err = openCopy(t, make([]byte, 1<<16))
 	require.ErrorContains(t, err, "resource.db is damaged, or not a store's file")
-	for at, want := range map[int]string{20: "version mismatch", 40: "checksum error"} { // on both meta pages
+	for at, want := range map[int]string{20: "version mismatch", 40: "checksum error"} { // both meta pages
 		b := written(t, nil)
 		b[at] ^= 1
 		b[os.Getpagesize()+at] ^= 1
@@ -150,7 +150,7 @@ func TestOpenSyncs(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode(), "only its owner can read it")
 }
 
-// TestFourLargestOnAPage adds up the largest page that bbolt builds (splitTwo in node.go), which must fit into its MaxAllocSize.
+// TestFourLargestOnAPage adds up bbolt's largest page (splitTwo in node.go), which must fit into its MaxAllocSize.
 func TestFourLargestOnAPage(t *testing.T) {
 	const header, element, maxAllocSize = 16, 16, 0xFFFFFFF // on 386 and arm
 	record := len(boltstore.Encode("", resource.Record{Value: []byte{}})) + boltstore.MaxValue
@@ -178,9 +178,9 @@ func TestDamagedRecord(t *testing.T) {
 }
 
 // TestFlippedKeys flips bits of each copy of a key, on leaves and branches, so that it sorts elsewhere. No key may then seem new,
-// because a new key accepts any fence.
+// since any fence would do for it.
 func TestFlippedKeys(t *testing.T) {
-	for _, n := range []int{3, 40} { // on one inline page, and on several pages
+	for _, n := range []int{3, 40} { // one inline page; several pages
 		var keys []string
 		for i := range n {
 			keys = append(keys, fmt.Sprintf("order-%02d", i))
@@ -215,7 +215,7 @@ func TestFlippedKeys(t *testing.T) {
 	}
 }
 
-// TestDamagedFile changes single bytes of the file. That may cause an error, but neither a crash nor another fence.
+// TestDamagedFile changes single bytes, which may cause errors, but neither crashes nor other fences.
 func TestDamagedFile(t *testing.T) {
 	var keys []string
 	for i := range 200 {
@@ -228,11 +228,11 @@ func TestDamagedFile(t *testing.T) {
 	listless := bytes.Clone(sound)
 	for flags := 8; flags < len(sound); flags += page {
 		if sound[flags] == freelist {
-			listless[flags] = 0 // bbolt panics when it opens the file
+			listless[flags] = 0 // bbolt panics on opening it
 		}
 	}
 	path := newPath(t)
-	for _, b := range [][]byte{hide(sound), listless, hide(written(t, nil))} { // the last has only the commit of the bucket
+	for _, b := range [][]byte{hide(sound), listless, hide(written(t, nil))} { // the last has one commit
 		require.NoError(t, os.WriteFile(path, b, 0o600))
 		for range 2 { // the first must not keep the file locked
 			_, err := boltstore.Open(path, nil)
@@ -277,8 +277,8 @@ func TestDamagedFile(t *testing.T) {
 	require.NotContains(t, []int{opens, reads, writes}, 0)
 }
 
-// TestTornCommit opens what a power cut may leave of a commit: before the first sync any of its sectors but the meta page's,
-// after that any of the meta page's. The previous write must survive; the commit must be there wholly or not at all.
+// TestTornCommit opens what a power cut may leave of a commit: before the first sync any of its sectors but the meta page's, then
+// any of the meta page's. The previous write must survive, and the commit wholly or not at all.
 func TestTornCommit(t *testing.T) {
 	const page, sector, keys = 4096, 512, 300
 	random := rand.New(rand.NewPCG(*seed, 0))
@@ -364,7 +364,6 @@ func TestFileGone(t *testing.T) {
 	require.NoError(t, s.Write(ctx, "k", at(1), nil))
 }
 
-// TestFileGoneMeanwhile moves the file between the check before a commit and the commit.
 func TestFileGoneMeanwhile(t *testing.T) {
 	path, ctx := newPath(t), t.Context()
 	s := open(t, path)
@@ -425,7 +424,7 @@ func TestOverwrittenInPlace(t *testing.T) {
 	require.Equal(t, at(7), reread(t, open(t, path), "k"))
 }
 
-// TestOpenFileDamaged damages the meta pages, with which each transaction begins, between calls and during a commit.
+// Each transaction begins with the meta pages.
 func TestOpenFileDamaged(t *testing.T) {
 	const want = "damaged: restore it"
 	for name, damage := range map[string]func(path string) error{
@@ -546,8 +545,8 @@ func TestUnwrittenKeys(t *testing.T) {
 	require.NoError(t, touch("h", 1))
 }
 
-// Refusals wait too, because they may depend on a write of the same batch, and so do reads of its keys: bbolt shows a commit to
-// readers before it has synced it.
+// Refusals wait too: they may depend on a write of the same batch. So do reads of its keys: bbolt shows a commit to readers
+// before it has synced it.
 func TestAnswersWaitForCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, newPath(t))
@@ -584,7 +583,7 @@ func TestAnswersWaitForCommit(t *testing.T) {
 	})
 }
 
-// TestValuesOutliveFile uses values after bbolt has unmapped the file: one that still pointed into it would crash.
+// After bbolt has unmapped the file, a value that pointed into it would crash.
 func TestValuesOutliveFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := boltstore.Open(newPath(t), nil)
@@ -600,7 +599,7 @@ func TestValuesOutliveFile(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, debug.SetPanicOnFault(false), "it is the caller's")
 
-		// The next read's commit grows the file and so moves the memory, while two calls wait to read the key.
+		// The next read's commit grows the file, which moves the memory.
 		waited := make(chan resource.Record, 2)
 		s.OnCommit(func(commit func() error) error {
 			for range cap(waited) {
@@ -625,7 +624,7 @@ func TestValuesOutliveFile(t *testing.T) {
 // Writers that arrive during a commit share the next one up to its limits, and Close waits for them.
 func TestGroupCommit(t *testing.T) {
 	for name, c := range map[string]struct {
-		sizes   []int // of the values, in order of arrival
+		sizes   []int
 		commits int
 	}{
 		"one too many":       {make([]int, 1+boltstore.MaxBatchOps+1), 3}, // the last waits for room in the queue
@@ -648,7 +647,7 @@ func TestGroupCommit(t *testing.T) {
 				answers := make(chan error, len(c.sizes)+1)
 				for i, size := range c.sizes {
 					go func() { answers <- s.Write(ctx, strconv.Itoa(i), at(1), make([]byte, size)) }()
-					synctest.Wait() // until it commits, or waits for room in the queue
+					synctest.Wait()
 				}
 				go func() { answers <- s.Close() }()
 				synctest.Wait()
@@ -668,7 +667,7 @@ func TestGroupCommit(t *testing.T) {
 	}
 }
 
-// TestContextEnds ends the ctx of a write in the queue, one that waits for room in it, and a read that waits for a commit.
+// The calls are a write in the queue, one that waits for room in it, and a read that waits for a commit.
 func TestContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, newPath(t))

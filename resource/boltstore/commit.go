@@ -31,8 +31,8 @@ type op struct {
 	fence resource.Fence
 	value []byte
 
-	done chan struct{}   // closed once rec and err are valid
-	rec  resource.Record // of a read
+	done chan struct{}
+	rec  resource.Record
 	err  error
 }
 
@@ -109,9 +109,9 @@ func (s *Store) drain(ops []*op) []*op {
 }
 
 var (
-	// errUndone means that a failed commit left nothing behind.
+	// errUndone means that nothing of a failed commit is left.
 	errUndone = errors.New("nothing was changed")
-	// errUnknown means that a failed commit may have left something behind.
+	// errUnknown means that something of it may be left.
 	errUnknown = errors.New("all calls fail until the file is opened again")
 )
 
@@ -213,7 +213,7 @@ func (s *Store) why(err error, id int) error {
 		return fmt.Errorf("boltstore: %s: %w: %w", s.path, errUnknown, errors.Join(err, cannot))
 	}
 	last := tx.ID()
-	_ = tx.Rollback() // can't fail
+	_ = tx.Rollback()
 	switch {
 	case last == id:
 		return fmt.Errorf("boltstore: %s: a commit failed; %w: %w", s.path, errUnknown, err)
@@ -227,9 +227,9 @@ func (s *Store) why(err error, id int) error {
 // batch is what one commit changes, complete before readers see it in Store.committing.
 type batch struct {
 	records map[string]resource.Record
-	decided bool          // if the commit succeeds, all replies are known
-	done    chan struct{} // closed when the commit has ended
-	err     error         // valid once done is closed
+	decided bool // if the commit succeeds, all replies are known
+	done    chan struct{}
+	err     error // valid once done is closed
 }
 
 func (b *batch) changes(key string) bool {

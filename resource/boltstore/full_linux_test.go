@@ -83,7 +83,7 @@ func TestReadWhileUndone(t *testing.T) {
 			fail := make(chan error)
 			s.OnCommit(func(func() error) error { return <-fail })
 			pending := s.Batch(boltstore.WriteOp("k", at(7), nil))
-			synctest.Wait() // until the commit is held
+			synctest.Wait()
 			var rec resource.Record
 			var err error
 			read := make(chan struct{})
@@ -91,7 +91,7 @@ func TestReadWhileUndone(t *testing.T) {
 				defer close(read)
 				rec, err = s.Read(t.Context(), "k")
 			}()
-			synctest.Wait() // until the read waits for it
+			synctest.Wait()
 			fail <- reason
 			<-read
 			require.NoError(t, err)
@@ -103,7 +103,7 @@ func TestReadWhileUndone(t *testing.T) {
 	}
 }
 
-// TestCommitUncertain fails the last sync of a commit.
+// The last sync of the commit fails.
 func TestCommitUncertain(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path)
@@ -121,7 +121,7 @@ func TestCommitUncertain(t *testing.T) {
 	require.ErrorIs(t, s.Write(ctx, "k", at(9), nil), resource.ErrClosed)
 }
 
-// TestTooLarge maps a value and never touches it, so that it takes no memory.
+// The value is mapped and never touched, so it takes no memory.
 func TestTooLarge(t *testing.T) {
 	huge, err := syscall.Mmap(-1, 0, boltstore.MaxValue+1, syscall.PROT_READ, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
 	require.NoError(t, err)
@@ -167,7 +167,7 @@ func descriptors(t *testing.T, path string) (open []int) {
 	return open
 }
 
-// TestReplacedWhileOpening replaces the file while Open waits for its lock. The store must not use the new one.
+// The store must not use the new file.
 func TestReplacedWhileOpening(t *testing.T) {
 	path := newPath(t)
 	first := open(t, path)

@@ -16,7 +16,7 @@ import (
 func TestEncoding(t *testing.T) {
 	const top = "ffffffffffffffff"
 	for _, c := range []struct {
-		fence, sum, value string // in hex
+		fence, sum, value string // hex
 		rec               resource.Record
 	}{
 		{"0000000000000007" + "0000000000000001", "663e5075", "686921", resource.Record{Value: []byte("hi!"), MaxFence: resource.Fence{Token: 7, Seq: 1}}},

@@ -47,7 +47,6 @@ const maxDoublings = 6
 //
 // If a swap fails with any other error, the change may have taken effect. To repeat Update safely, put a mark into the value,
 // such as a request's ID, that change can detect.
-// such as a request's ID, by which change can detect that.
 func Update(ctx context.Context, s Store, key string, change func(value []byte) ([]byte, error), opts *Options) (tries int, err error) {
 	if err := resource.CheckKey(key); err != nil {
 		return 0, fmt.Errorf("cas: %w", err)

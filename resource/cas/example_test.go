@@ -16,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/resource/cas"
 )
 
-// Concurrent updates without a lock. None is lost.
 func Example() {
 	m, err := miniredis.Run() // stands for a real Redis
 	if err != nil {

@@ -30,7 +30,7 @@ import (
 const (
 	attrKey   = "key"
 	attrFence = "fence"
-	attrValue = "value" // a reserved word: expressions need a placeholder
+	attrValue = "value" // reserved: expressions need a placeholder
 )
 
 const maxItem = 400 << 10 // bytes of names and values: docs.aws.amazon.com/amazondynamodb/latest/developerguide/Constraints.html
@@ -58,7 +58,7 @@ func New(client *dynamodb.Client, table string) (*Store, error) {
 	return &Store{client: client, table: table}, nil
 }
 
-// Schema is what a [Store] needs at least: a partition key "key" of type S, no sort key, billed by request.
+// Schema is the least that a [Store] needs: a partition key "key" of type S, no sort key, billed by request.
 func Schema(table string) *dynamodb.CreateTableInput {
 	return &dynamodb.CreateTableInput{
 		TableName:            &table,

@@ -87,7 +87,7 @@ func TestCreateTableWaits(t *testing.T) {
 	}
 }
 
-// TestRefusals has a server whose refusals don't say why, or can't be right.
+// The refusals don't say why, or can't be right.
 func TestRefusals(t *testing.T) {
 	s, link := open(t)
 	const code = "ConditionalCheckFailedException"
@@ -129,7 +129,7 @@ func TestOneRequest(t *testing.T) {
 	}
 }
 
-// TestReadIsConsistent checks the request, because every read of a single-node server is consistent.
+// Every read of a single-node server is consistent, so check the request.
 func TestReadIsConsistent(t *testing.T) {
 	s, link := open(t)
 	var body []byte

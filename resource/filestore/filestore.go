@@ -31,11 +31,11 @@ import (
 // that follows, the fence, the state and the key; the rest is the value.
 type Store struct {
 	root   *os.Root // locked
-	dir    *os.File // holds the lock
+	dir    *os.File // has the lock
 	rename func(from, to string) error
 	sync   func(*os.File) error
 
-	// busy is a mutex, full while locked: from a check to its rename. Callers of load and replace hold it. It guards what
+	// busy is a mutex, full while locked, from a check to its rename. Callers of load and replace hold it. It guards what
 	// follows.
 	busy   chan struct{}
 	closed bool
@@ -53,7 +53,7 @@ func Open(path string) (*Store, error) {
 	if path == "" { // not the working directory, where all keys would be new
 		return nil, errors.New("filestore: the directory's path is empty")
 	}
-	path, err := filepath.Abs(path) // checkDir needs it even after a Chdir
+	path, err := filepath.Abs(path) // even after a Chdir
 	if err != nil {
 		return nil, fmt.Errorf("filestore: %w", err)
 	}
@@ -151,7 +151,7 @@ func (s *Store) change(ctx context.Context, key string, invalid error, next func
 	return rec, nil
 }
 
-// Close is [resource.Store.Close]. Then another process can be the gatekeeper.
+// Close is [resource.Store.Close]. It lets another process be the gatekeeper.
 func (s *Store) Close() error {
 	s.busy <- struct{}{}
 	defer func() { <-s.busy }()
@@ -195,7 +195,7 @@ func (s *Store) replace(key string, rec resource.Record) error {
 	if err == nil {
 		err = s.rename(from, file(key))
 	}
-	if err != nil { // the record has not changed
+	if err != nil {
 		_ = s.root.Remove(from)
 		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 			err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
@@ -223,7 +223,7 @@ func (s *Store) checkDir(outcome string) error {
 	return nil // another error doesn't mean that the directory is gone
 }
 
-const unfinished = "new-" // begins the names of files not renamed yet, before a rand.Text
+const unfinished = "new-" // begins the name of a file not renamed yet
 
 var unfinishedFile = regexp.MustCompile("^" + unfinished + "[A-Z2-7]{26}$")
 
@@ -246,7 +246,7 @@ func file(key string) string {
 }
 
 const (
-	touched = "touched" // by fenced reads only
+	touched = "touched"
 	written = "written"
 )
 

@@ -148,7 +148,7 @@ func requireHolds(t *testing.T, s *filestore.Store, value string, token uint64) 
 func TestFrozenGatekeeper(t *testing.T) {
 	for name, end := range map[string]struct {
 		how   func(t *testing.T, c *proc.Child, stdin io.Writer, wake faults.Heal)
-		value string // that the next gatekeeper finds
+		value string // found by the next gatekeeper
 		token uint64
 	}{
 		"Killed": {func(t *testing.T, c *proc.Child, _ io.Writer, _ faults.Heal) {
@@ -193,7 +193,7 @@ func files(t *testing.T, dir string) []os.DirEntry {
 	return all
 }
 
-// start starts a gatekeeper of dir, which stops between check and rename.
+// start starts a gatekeeper that stops between check and rename.
 func start(t *testing.T, dir string) (*proc.Child, io.Writer) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -257,7 +257,7 @@ func TestSyncs(t *testing.T) {
 	var did []string
 	s.Watch(func(what string) { did = append(did, what) })
 	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
-	for range 2 { // the second changes nothing
+	for range 2 {
 		_, err := s.ReadFenced(t.Context(), "k", resource.Fence{Token: 8})
 		require.NoError(t, err)
 	}
@@ -265,7 +265,6 @@ func TestSyncs(t *testing.T) {
 	require.Equal(t, []string{"sync 8aa8f142 7 written k\nby 7", "rename", "sync ", "sync 5d917dbf 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
-// Before the rename, a failure changes nothing and leaves no file.
 func TestFailsBeforeRename(t *testing.T) {
 	broken := errors.New("input/output error")
 	sync := func(err error) func(s *filestore.Store) (heal func()) {
@@ -305,7 +304,6 @@ func TestFailsBeforeRename(t *testing.T) {
 	}
 }
 
-// limitFiles limits the size of files that this process writes.
 func limitFiles(t *testing.T, size uint64) (heal func()) {
 	t.Helper()
 	signal.Ignore(syscall.SIGXFSZ)
@@ -332,7 +330,7 @@ func TestDirectorySyncFails(t *testing.T) {
 	require.ErrorIs(t, err, resource.ErrClosed)
 }
 
-// Calls on the key are refused, because its fence is lost; other keys work.
+// The fence is lost.
 func TestDamagedRecord(t *testing.T) {
 	var records []string
 	for _, b := range []string{"", "7", "7 written k", "7 written\n", "x written k\n", "0 written k\nv", "7 touched k\nv", "7 erased k\n", "7 written other\nv"} {

@@ -55,11 +55,11 @@ func TestPlainFile(t *testing.T) {
 	require.NoError(t, p.check(8), "and its token forgotten")
 }
 
-// The frozen gatekeeper's rename replaces what the other has accepted, undetected.
+// The frozen gatekeeper's rename replaces what the other has accepted.
 func TestTwoGatekeepers(t *testing.T) {
 	dir := t.TempDir()
 	first, second := open(t, filestore.OpenUnlocked, dir), open(t, filestore.OpenUnlocked, dir)
-	first.BeforeRename(func() error { // first is frozen here, and taken for dead
+	first.BeforeRename(func() error { // frozen, and taken for dead
 		return second.Write(t.Context(), "k", at(8), []byte("by 8"))
 	})
 	require.NoError(t, first.Write(t.Context(), "k", at(7), []byte("by 7")))

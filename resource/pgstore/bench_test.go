@@ -19,7 +19,7 @@ import (
 
 // go test -run '^$' -bench . ./resource/pgstore
 
-// ways are a Store's, and a transaction with one conditional upsert, with a lock on the row first, or without a guard. The server
+// ways are a Store's, and transactions with a conditional upsert, with a lock on the row first, or without a guard. The server
 // waits for its disk.
 func ways(b *testing.B) []storebench.Way {
 	b.Helper()

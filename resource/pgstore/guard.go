@@ -39,7 +39,7 @@ func (tx sqlTx) Rollback(ctx context.Context) error {
 	}
 }
 
-// fences is the Store of the package's functions. It has no pool.
+// fences is the Store of the package's functions, without a pool.
 var fences = &Store{t: tableNamed(pgx.Identifier{defaultTable}.Sanitize())}
 
 // Guard raises the fence of resourceID to f if and only if tx commits, or returns a [*resource.StaleTokenError]. Guard every
@@ -101,7 +101,7 @@ func (s *Store) guard(ctx context.Context, tx Tx, resourceID string, f resource.
 	return ended(ctx, tx, err)
 }
 
-// rollbackTimeout bounds a rollback. Then the connection is closed, and the server rolls back.
+// rollbackTimeout bounds a rollback. After it the connection is closed, so the server rolls back.
 const rollbackTimeout = 5 * time.Second
 
 func ended(ctx context.Context, tx Tx, err error) error {

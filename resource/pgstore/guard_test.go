@@ -60,8 +60,8 @@ func fenceOf(t *testing.T, pool *pgxpool.Pool, key string) resource.Fence {
 	return rec.MaxFence
 }
 
-// meets runs second, ends first once second waits for a lock, and returns second's result. If fails, second gets a serialization
-// failure and is repeated.
+// meets runs second, ends first once second waits for a lock, and returns second's result. If fails, second first gets a
+// serialization failure.
 func meets(t *testing.T, pool *pgxpool.Pool, second func() error, first func(context.Context) error, fails bool) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -87,7 +87,6 @@ func isStale(t *testing.T, err error, key string, seen, got resource.Fence, appl
 	require.Equal(t, &resource.StaleTokenError{Key: key, Seen: seen, Got: got, Applied: applied}, stale)
 }
 
-// The business row and the fence are committed together or not at all; a refusal ends the transaction.
 func TestGuard(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
@@ -303,7 +302,7 @@ func TestGuardFailsNested(t *testing.T) {
 		require.Equal(t, "outer", holders(t.Context(), t, pool, key), name)
 	}
 
-	key := newKey() // a busy connection takes no rollback either
+	key := newKey() // busy connections take no rollback either
 	outer, inner := nested(key)
 	rows, err := inner.Query(ctx, "SELECT 1")
 	require.NoError(t, err)
@@ -358,7 +357,7 @@ func TestGuardsMeet(t *testing.T) {
 	})
 }
 
-// A fenced read waits for an earlier holder's write and sees it; later writes of that holder are refused.
+// It sees the earlier holder's write, whose later writes are refused.
 func TestGuardReadMeetsWrite(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
@@ -386,7 +385,7 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 }
 
 func TestReadMeetsOwnWrite(t *testing.T) {
-	for _, before := range []uint64{0, 6} { // the row is new, or exists
+	for _, before := range []uint64{0, 6} { // new; existing row
 		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 		s := newStore(t, pool, nil)
 		if before > 0 {
@@ -404,7 +403,7 @@ func TestReadMeetsOwnWrite(t *testing.T) {
 	}
 }
 
-// A call that is refused whether or not the other transaction commits doesn't wait for it, nor does a repeated read.
+// Some calls are refused whether or not the other transaction commits.
 func TestRefusalDoesNotWait(t *testing.T) {
 	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
 	s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
@@ -444,7 +443,6 @@ func TestStoreAndGuard(t *testing.T) {
 	isStale(t, s.Write(ctx, key, at(4), []byte("r")), key, at(4), at(4), true)
 }
 
-// A commit, or its reply, is lost, and the transaction is repeated.
 func TestCommitWithoutAnswer(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		for _, applied := range []bool{false, true} {
@@ -504,7 +502,6 @@ func TestGuardHasNoValue(t *testing.T) {
 	require.Equal(t, []any{"k", "1", "1", nil, []byte{}}, tx.args)
 }
 
-// silent is a driver whose server answers queries with an error, and rollbacks never.
 type silent struct{}
 
 func (s silent) Connect(context.Context) (driver.Conn, error) { return s, nil }

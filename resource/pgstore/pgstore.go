@@ -1,6 +1,6 @@
 // Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for your own transactions, and [Store]. A fence is a row of the
-// table fencelab_fence, which [CreateSchema] creates, or [Schema] in your migrations. It is compared once it is locked, until the
-// transaction ends, so transactions take effect in the order of their fences.
+// table fencelab_fence, which [CreateSchema] creates, or [Schema] in your migrations. A transaction locks the row until its end,
+// then compares, so transactions take effect in the order of their fences.
 //
 // It requires that
 //   - every writer uses the guard, and nobody deletes fences;
@@ -57,8 +57,7 @@ const (
 
 // Options configure a [Store].
 type Options struct {
-	// Table is the name of the table of fences, or its schema and name; fencelab_fence if nil. Without a schema, the search_path
-	// decides.
+	// Table is the table of fences, with or without its schema; fencelab_fence if nil. Without a schema, the search_path decides.
 	Table pgx.Identifier
 }
 
@@ -235,7 +234,6 @@ func (t table) accept(ctx context.Context, q querier, key string, f resource.Fen
 	return &resource.StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied}
 }
 
-// raise raises key's fence to f for a read, see raise.sql.
 func (t table) raise(ctx context.Context, q querier, key string, f resource.Fence, withValue bool) (rec resource.Record, err error) {
 	err = ask(func() (err error) {
 		rec, err = scan(q.QueryRow(ctx, t.raiseTo, key, number(f.Token), number(f.Seq), withValue))

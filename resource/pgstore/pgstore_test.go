@@ -37,7 +37,6 @@ func byDefault(level pgx.TxIsoLevel) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level) }
 }
 
-// A connection to a server that has become a standby isn't reused.
 func TestStandby(t *testing.T) {
 	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	s, ctx := newStore(t, pool, newTable(t, pool)), t.Context()
@@ -232,7 +231,6 @@ func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Tra
 
 func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// If a trigger keeps the fence from being raised, the call must fail, and not retry forever.
 func TestNeitherRaisedNorRefused(t *testing.T) {
 	pool := testmain.Pool(t, server)
 	o := newTable(t, pool)
@@ -249,7 +247,6 @@ func TestNeitherRaisedNorRefused(t *testing.T) {
 	require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
 }
 
-// The server's disk.
 func TestDiskFull(t *testing.T) {
 	pool, ctx := testmain.Pool(t, server), t.Context()
 	o := newTable(t, pool)

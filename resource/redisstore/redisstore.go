@@ -39,7 +39,7 @@ var (
 
 // Options configure a [Store].
 type Options struct {
-	// Prefix begins the names of all keys. Stores with different prefixes share nothing.
+	// Prefix begins all keys. Stores with different prefixes share nothing.
 	Prefix string
 }
 
@@ -166,7 +166,7 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func(name [
 	}
 	defer s.calls.End()
 	rec, err := calls.Await(ctx, func() (resource.Record, error) { return f([]string{s.prefix + "resource:{" + key + "}"}) })
-	if err != nil && strings.Contains(err.Error(), "OOM command not allowed") { // before Redis 7 wrapped in another error
+	if err != nil && strings.Contains(err.Error(), "OOM command not allowed") { // wrapped before Redis 7
 		err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
 	}
 	return rec, calls.Wrap(ctx, "redisstore", err)

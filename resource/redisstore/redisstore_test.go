@@ -37,7 +37,7 @@ func newClient(t *testing.T, s *testbed.Server, set ...func(*redis.Options)) *re
 	o, err := redis.ParseURL(s.URL)
 	require.NoError(t, err)
 	o.ContextTimeoutEnabled = true
-	o.ReadTimeout = -1 // none, so that calls can be delayed for any time
+	o.ReadTimeout = -1 // none: calls may be delayed for any time
 	for _, f := range set {
 		f(o)
 	}
@@ -208,7 +208,6 @@ func (c *commands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// The caller gets the error at once, whatever the client's MaxRetries.
 func TestAnswerLost(t *testing.T) {
 	for _, applied := range []bool{false, true} {
 		d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(b []byte) bool { return bytes.Contains(b, []byte("evalsha")) })

@@ -50,13 +50,13 @@ func decode(b []byte) (resource.Record, error) {
 	return resource.Record{MaxFence: f}, nil
 }
 
-// version is an object's version; zero if there is none.
+// version is zero if there is no object.
 type version struct {
 	rec  resource.Record
 	etag string
 }
 
-// known has the last versions seen of at most maxKnown keys, without values. An outdated entry only costs a request.
+// known has the last versions seen of at most maxKnown keys, without values. Outdated entries only cost a request.
 type known struct {
 	mu sync.Mutex
 	m  map[string]version

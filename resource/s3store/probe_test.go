@@ -22,7 +22,7 @@ func TestProbe(t *testing.T) {
 	require.Empty(t, left.Contents)
 }
 
-// These servers ignore half of the conditions, like a cluster with old members.
+// The servers ignore half of the conditions, like a cluster with old members.
 func TestProbeRefusesNowAndThen(t *testing.T) {
 	for seed := range uint64(100) {
 		fake, coin := newFake(), rand.New(rand.NewPCG(seed, 0))

@@ -38,7 +38,7 @@ var ErrNoConditions = s3object.ErrNoConditions
 type Options struct {
 	// Prefix begins the names of all objects. Stores share nothing if neither prefix is the beginning of the other.
 	Prefix string
-	// MaxValue is the largest value in bytes; 5 MiB if zero. A value is sent again after every lost race.
+	// MaxValue is the largest value in bytes; 5 MiB if zero. Each lost race costs sending the value again.
 	MaxValue int
 }
 
@@ -179,7 +179,7 @@ func (s *Store) checkSize(key string, value []byte) error {
 var errLostRace = errors.New("s3store: the object has changed")
 
 const (
-	maxIdle  = 8 // lost in a row while the object didn't change
+	maxIdle  = 8 // races lost in a row while the object didn't change
 	minPause = 5 * time.Millisecond
 	maxPause = 200 * time.Millisecond
 )

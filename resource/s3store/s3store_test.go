@@ -157,7 +157,7 @@ func TestLostReply(t *testing.T) {
 	require.Equal(t, at(9), rec.MaxFence)
 }
 
-// TestConflict has a server that replies 409 although the object hasn't changed.
+// The server replies 409 although the object hasn't changed.
 func TestConflict(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx := t.Context()
@@ -179,7 +179,7 @@ func TestConflict(t *testing.T) {
 	require.ErrorIs(t, s.Write(ended, "k", at(3), nil), cause)
 }
 
-// Deleting an object deletes its fence. Writes start again, without an error.
+// Deleting an object deletes its fence.
 func TestDeleted(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx, name, client := t.Context(), s.Object("k"), newClient(endpoint, transport)
@@ -208,7 +208,7 @@ func TestTooLarge(t *testing.T) {
 	}
 	require.Empty(t, l.Sent())
 	require.NoError(t, s.Write(t.Context(), "k", at(1), make([]byte, 10)))
-	s, l = open(t, newPrefix()) // the default
+	s, l = open(t, newPrefix())
 	require.ErrorIs(t, s.Write(t.Context(), "k", at(1), make([]byte, 5<<20+1)), resource.ErrTooLarge)
 	require.Empty(t, l.Sent())
 }
@@ -232,7 +232,6 @@ func TestNoETag(t *testing.T) {
 	require.ErrorContains(t, s.Write(t.Context(), "k", at(6), nil), "without an ETag")
 }
 
-// A connection breaks in the middle of a value.
 func TestTornReply(t *testing.T) {
 	torn := edited(func(resp *http.Response) {
 		if resp.Request.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
@@ -307,7 +306,6 @@ func TestObject(t *testing.T) {
 	require.Equal(t, s.Object(long+"1"), s.Object(strings.Clone(long)+"1"))
 }
 
-// TestStored pins the bytes of an object.
 func TestStored(t *testing.T) {
 	s, _ := open(t, newPrefix())
 	_, err := s.ReadFenced(t.Context(), "read", resource.Fence{Token: 7})

@@ -203,7 +203,7 @@ func fencedReadOwnGrant(ctx context.Context, s *store) {
 
 func fencedReadSeq(ctx context.Context, s *store) {
 	s.writes(ctx, key, at(5, 1))
-	for _, f := range []resource.Fence{at(5, 3), at(5, 3), at(5, 1<<63), at(6, 2)} { // an equal one may be repeated
+	for _, f := range []resource.Fence{at(5, 3), at(5, 3), at(5, 1<<63), at(6, 2)} { // repeated
 		want := resource.Record{Value: valueOf(at(5, 1)), MaxFence: f}
 		if err := same(s.reads(ctx, key, f), want); err != nil {
 			fail("ReadFenced by %v: %w", f, err)
@@ -218,13 +218,13 @@ func fencedReadSeq(ctx context.Context, s *store) {
 	s.reads(ctx, "never written", at(1, 1))
 	s.holds(ctx, "never written", resource.Record{MaxFence: at(1, 1)})
 	s.writes(ctx, "never written", at(1, 2))
-	s.readsRecord(ctx, key, written(at(6, 3))) // Seq 0 reads for the whole grant
+	s.readsRecord(ctx, key, written(at(6, 3))) // Seq 0: for the whole grant
 }
 
 func keysIndependent(ctx context.Context, s *store) {
 	keys := []string{"a", "A", "b", "ab", "a/b", "a b"}
 	for i, k := range keys {
-		s.writes(ctx, k, at(uint64(100-i), 1)) // lower than all before
+		s.writes(ctx, k, at(uint64(100-i), 1)) // each lower than the last
 	}
 	s.reads(ctx, "c", at(1000, 0))
 	for i, k := range keys {

@@ -12,8 +12,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// concurrent runs 50 holders with shuffled tokens on each of two keys; every other one reads before it writes. Judge checks every
-// answer.
+// concurrent runs 50 holders with shuffled tokens on each of two keys; every other one reads before it writes.
 func concurrent(ctx context.Context, s *store) {
 	const holders = 50
 	last := map[string]uint64{key: holders, "other": 1000} // tokens; the keys share none, and so no value
@@ -69,7 +68,7 @@ func concurrent(ctx context.Context, s *store) {
 	calls := []*Call{run(key, at(holders+1, 1))}
 	var took time.Duration
 	token := uint64(holders + 1)
-	for range 50 { // above, the greatest token may have come first, and then raced with none
+	for range 50 { // above, the greatest token may have come first, and raced with none
 		token += 2
 		delay := rand.N(took + 1)
 		wg.Go(func() {
@@ -100,7 +99,7 @@ func judge(calls []*Call) {
 	}
 }
 
-// duel has two holders of the same token write different values. Exactly one write must be accepted, and its value stay.
+// duel has two holders of the same token write different values. One write must be accepted, and its value stay.
 func duel(ctx context.Context, s *store, f resource.Fence) {
 	values := [2][]byte{[]byte("one"), []byte("other")}
 	var errs [2]error
@@ -127,7 +126,7 @@ func duel(ctx context.Context, s *store, f resource.Fence) {
 	s.holds(ctx, key, resource.Record{Value: values[winner], MaxFence: f})
 }
 
-// watch reads until ctx ends: the fence must never fall, and the value must be the fence's.
+// watch reads until ctx ends: the fence must never fall, and must match the value.
 func watch(ctx context.Context, s *store) {
 	var last resource.Fence
 	for ctx.Err() == nil {
@@ -246,7 +245,7 @@ func (c *Call) refused(stale resource.StaleTokenError, calls []*Call) error {
 
 func (c *Call) accepted(calls []*Call) error {
 	read := c.Fence.Seq == 0
-	var values []resource.Record // that a read may return
+	var values []resource.Record
 	var least resource.Fence
 	for _, o := range calls {
 		seen := o.shows()

@@ -69,7 +69,7 @@ func TestJudge(t *testing.T) {
 		{`got "" at 1.0, but there was a write at 1`, []*Call{accepted(at(1, 1), 1, 2), read(1, at(0, 0), 3, 4)}},
 		{`got value "2", want ""`, []*Call{read(3, at(2, 1), 1, 2), accepted(at(2, 1), 3, 4)}},
 
-		// A call without an answer may take effect at any time, or not at all.
+		// Calls without an answer may take effect at any time, or not at all.
 		{"", []*Call{refused(at(2, 0), at(3, 1), 1, 6), refused(at(1, 1), at(2, 0), 2, 3), accepted(at(3, 1), 4, 5)}},
 		{"", []*Call{refused(at(1, 1), at(1, 1), 1, 2)}},
 		{"", []*Call{read(1, at(0, 0), 1, 2), accepted(at(2, 1), 3, 4)}},

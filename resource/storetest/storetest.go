@@ -89,7 +89,7 @@ type failure struct{ error }
 
 func fail(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
 
-// store is the store under test. Its own methods end the case if they fail.
+// store is the store under test. Its methods end the case if they fail.
 type store struct {
 	resource.Store
 	another resource.Store // on the same data; may be nil
@@ -122,8 +122,8 @@ func (s *store) reopen() {
 	s.openAnother()
 }
 
-// next picks one of the two stores by the Thue-Morse sequence: each kind of call uses both stores, after a call of the same store
-// and after one of the other.
+// next picks one of the two stores by the Thue-Morse sequence: each kind of call uses both, after a call of the same store and
+// after one of the other.
 func (s *store) next() resource.Store {
 	if n := s.calls.Add(1); s.another != nil && bits.OnesCount64(n)%2 == 0 {
 		return s.another
@@ -171,7 +171,6 @@ func (s *store) reads(ctx context.Context, key string, f resource.Fence) resourc
 	return rec
 }
 
-// readsRecord checks that a fenced read with want's token returns want.
 func (s *store) readsRecord(ctx context.Context, key string, want resource.Record) {
 	if err := same(s.reads(ctx, key, at(want.MaxFence.Token, 0)), want); err != nil {
 		fail("key %.40q: ReadFenced by %d: %w", key, want.MaxFence.Token, err)

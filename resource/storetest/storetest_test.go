@@ -23,7 +23,6 @@ import (
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
-// The comment of resource.Store and the kit must have the same rules and names of cases.
 func TestRulesInStep(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "../resource.go", nil, parser.ParseComments)
 	require.NoError(t, err)
@@ -56,7 +55,7 @@ type flaw struct {
 	key     func(string) string
 	value   func([]byte) []byte
 	applied func(rec resource.Record, f resource.Fence, value []byte) bool
-	ended   func(f resource.Fence) error // to a write that waits until ctx has ended and then does nothing
+	ended   func(f resource.Fence) error // the reply to a write that waits until ctx has ended and then does nothing
 	late    string                       // this method ignores Close
 }
 
@@ -72,7 +71,7 @@ type store struct {
 
 	waiting  int
 	gathered chan struct{} // closed when gathers calls wait
-	partner  chan struct{} // with pairs: closed when the waiting call has a partner; nil if none waits
+	partner  chan struct{} // closed when the waiting call has a partner; nil if none waits
 }
 
 type data struct {
@@ -404,8 +403,8 @@ func TestFlaws(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		flaw flaw
-		two  bool   // all cases run on two stores
-		want string // names of cases that fail
+		two  bool   // run the cases on two stores
+		want string // failing cases
 	}{
 		{name: "none"},
 		{name: "< for <=", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Compare(seen) >= 0 }}, want: "EqualRefused RetryRecognised OtherValueRefused RepeatTells FencedReadSeq Durable"},
@@ -518,7 +517,7 @@ func TestFlaws(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var failed []string
 			for _, k := range storetest.Cases() {
-				// Whether Concurrent meets a flaw depends on the scheduler, except for those made for it.
+				// Whether Concurrent meets a flaw depends on the scheduler, except for flaws made for it.
 				if !c.two && (k.Name == "Concurrent") != (c.flaw.has("gathers") || c.flaw.has("splitsRead") || c.flaw.has("pairs") || c.flaw.has("mixes")) {
 					continue
 				}

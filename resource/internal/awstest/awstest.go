@@ -82,7 +82,7 @@ type Link struct {
 // Handle handles a request like [http.RoundTripper].
 type Handle = func(r *http.Request) (*http.Response, error)
 
-// RoundTrip is [http.RoundTripper.RoundTrip].
+// RoundTrip implements [http.RoundTripper].
 func (l *Link) RoundTrip(r *http.Request) (*http.Response, error) {
 	l.mu.Lock()
 	if l.requests == nil {

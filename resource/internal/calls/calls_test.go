@@ -69,7 +69,6 @@ func TestAwait(t *testing.T) {
 	})
 }
 
-// bothReady ends only once the reply is there.
 type bothReady struct{ context.Context }
 
 func (c bothReady) Done() <-chan struct{} {
@@ -91,7 +90,6 @@ func TestAwaitReplyAndEndAtOnce(t *testing.T) {
 	})
 }
 
-// The panic reaches the caller's goroutine, with the stack of f's.
 func TestAwaitPanics(t *testing.T) {
 	defer func() {
 		err, ok := recover().(error)
@@ -102,7 +100,6 @@ func TestAwaitPanics(t *testing.T) {
 	_, _ = calls.Await(t.Context(), func() (int, error) { panic(io.EOF) })
 }
 
-// If nobody waits any more, a panic ends the process, and says where it was.
 func TestAwaitPanicsAlone(t *testing.T) {
 	const child = "FENCELAB_TEST_PANICS"
 	if os.Getenv(child) == "" {

@@ -41,7 +41,7 @@ func Ways(s resource.Overwriter, value []byte, requests func() int) []Way {
 	}
 }
 
-// lastToken rises over all runs, so that writes are refused only where writers race.
+// lastToken rises over all runs, so that only races cause refusals.
 var lastToken atomic.Uint64
 
 // rounds is how often the ways alternate in one iteration of [FenceCheck].
@@ -72,7 +72,7 @@ func FenceCheck(b *testing.B, ways []Way) {
 			}
 		}
 	}
-	b.ReportMetric(0, "ns/op") // meaningless here
+	b.ReportMetric(0, "ns/op")
 	for i, w := range ways {
 		if w.Requests != nil {
 			b.ReportMetric(float64(requests[i])/float64(len(took[i])), "requests/"+w.Name)
