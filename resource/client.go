@@ -25,7 +25,7 @@ type ClientOptions struct {
 	MaxBody int64
 	// AllowUnfenced accepts replies of a resource with fencing off, for experiments.
 	AllowUnfenced bool
-	// HTTPClient, if not nil, replaces the default client, which has its own connection pool. Its CheckRedirect is ignored.
+	// HTTPClient replaces the default client, which has its own connection pool, unless nil. Its CheckRedirect is ignored.
 	HTTPClient *http.Client
 }
 
@@ -252,7 +252,7 @@ func mismatch(sent, got Fence) error {
 	return fmt.Errorf("%w: the request had fence %v, and the reply has %v: does a proxy drop %s or %s?", ErrUnfenced, sent, got, HeaderToken, HeaderSeq)
 }
 
-// read reads resp's body to its end, so that the connection can be reused. The result is not nil.
+// read reads resp's body to its end, for reuse of the connection. The result is not nil.
 func (c *Client) read(resp *http.Response) ([]byte, error) {
 	limit := max(c.maxBody, 4096) // for error replies
 	b, err := io.ReadAll(http.MaxBytesReader(nil, resp.Body, limit))

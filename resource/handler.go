@@ -49,9 +49,9 @@ type handler struct {
 //	PUT /r/{key}   writes the request's body. Needs X-Fence-Token; X-Fence-Seq counts a grant's calls from 1.
 //	GET /r/{key}   returns the value and the greatest fence. With X-Fence-Token (X-Fence-Seq is optional) it is a fenced read.
 //
-// The key is the rest of the path, percent-escaped. An [http.ServeMux] in front of the handler redirects paths with "//", "." or
-// ".." unless these are escaped, as by [Client]. If X-Fence-Key, the percent-escaped key, differs from the path's, a proxy has
-// rewritten the path, and the request is refused.
+// The key is the rest of the path, percent-escaped. An [http.ServeMux] in front redirects paths with "//", "." or ".." unless
+// escaped, as by [Client]. If X-Fence-Key, the percent-escaped key, differs from the path's, a proxy has rewritten the path, and
+// the request is refused.
 //
 // The reply to a stale token is 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false}, of
 // a full store 507, to a token that [LimitJumps] refuses 400 {"error":"...","jump":true}.

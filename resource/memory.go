@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Memory is a [Store] in memory, for tests and as the reference for what a Store does.
+// Memory is a [Store] in memory, for tests and as the reference.
 type Memory struct {
 	mu      sync.Mutex
 	records map[string]Record

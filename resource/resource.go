@@ -1,6 +1,6 @@
 // Package resource enforces fencing: a [Store] refuses a write unless its [Fence] is greater than every fence it has accepted. So
 // a lock holder that was paused for longer than its TTL can't write after its successor (Kleppmann, "How to do distributed
-// locking", 2016). This package knows nothing of locks.
+// locking", 2016).
 package resource
 
 import (
@@ -47,7 +47,7 @@ type Fence struct {
 // NewFence makes a Fence of what a lock's handle returns: NewFence(handle.Next()).
 func NewFence(token, seq uint64) Fence { return Fence{Token: token, Seq: seq} }
 
-// Compare returns -1, 0 or +1 if f is less than, equal to or greater than g.
+// Compare compares f and g like [cmp.Compare].
 func (f Fence) Compare(g Fence) int {
 	return cmp.Or(cmp.Compare(f.Token, g.Token), cmp.Compare(f.Seq, g.Seq))
 }

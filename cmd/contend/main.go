@@ -61,7 +61,7 @@ some of them, and leaves the others' lines as they are.
   contend -experiment reports/results/contention -sweep network`,
 }
 
-// The load's garbage collector competes with the lock's server for cores; at GOGC=100 it runs four times as often.
+// The load competes with the lock's server for cores; at GOGC=100 its garbage collector runs four times as often.
 const gcPercent = 400
 
 func main() {
@@ -189,7 +189,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return errors.Join(report(*output, stdout, res), err)
 }
 
-// report prints a result and saves it as -o says. It returns an error if the lock is broken or idle.
+// report prints a result and saves it as -o says. A broken or idle lock is an error.
 func report(output string, stdout io.Writer, res *load.Result) (err error) {
 	if output == "-" {
 		err = json.NewEncoder(stdout).Encode(res)

@@ -1,4 +1,4 @@
-// Command demo shows that a frozen holder corrupts data without fencing and is refused with it.
+// Command demo shows how a frozen holder corrupts data without fencing and is refused with it.
 package main
 
 import (

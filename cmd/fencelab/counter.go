@@ -32,8 +32,8 @@ func last(n uint64) resource.Record {
 
 var errNotANumber = errors.New("is not a number")
 
-// counter is the counter of a redislock without a prefix. A reaped one restarts from fence-floor. In a Cluster none is reaped,
-// and a lock doesn't read the floor from another node.
+// counter is the counter of a redislock without a prefix. A reaped one restarts from fence-floor. In a Cluster none is reaped, and
+// locks don't read the floor from another node.
 type counter struct{ *redis.Client }
 
 func (c counter) Read(ctx context.Context, key string) (resource.Record, error) {
@@ -131,7 +131,7 @@ func (o object) Read(ctx context.Context, key string) (resource.Record, error) {
 
 func (o object) name(key string) *string { return aws.String(o.Prefix + "lock/" + s3object.Name(key)) }
 
-// get returns what a lock's object holds, and its ETag. An expired lease has no owner.
+// get returns a lock's object and its ETag. An expired lease has no owner.
 func (o object) get(ctx context.Context, key string) (h s3object.Lock, etag string, err error) {
 	out, err := o.Client.GetObject(ctx, &s3.GetObjectInput{Bucket: &o.Name, Key: o.name(key)})
 	if _, missing := errors.AsType[*types.NoSuchKey](err); missing {

@@ -56,7 +56,7 @@ const (
 	exitSignal    = 128 // plus the signal
 )
 
-// passedOn lists the signals to pass on, without ignored ones: SIGHUP under nohup, SIGINT under a shell's &. (Go doesn't report
+// passedOn lists the signals to pass on, except ignored ones: SIGHUP under nohup, SIGINT under a shell's &. (Go doesn't report
 // others.)
 var passedOn = slices.DeleteFunc([]os.Signal{
 	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
@@ -189,7 +189,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return err
 }
 
-// untilSignal returns a context that a signal ends, until begin is called: from then on signals are the command's. begin returns
+// untilSignal returns a context that a signal ends, until begin is called, after which signals are the command's. begin returns
 // the exit code of an earlier signal.
 func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, begin func() error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -230,7 +230,7 @@ func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait ti
 // errStillRuns can mean that the command has other privileges.
 var errStillRuns = errors.New("it can't be killed and is still running")
 
-// runUnder calls begin and runs cmd under a lease. The error has the exit code of a command that failed.
+// runUnder calls begin and runs cmd under a lease. The error has a failed command's exit code.
 func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.Duration, begin func() error) (err error) {
 	if err := h.Renew(ctx); err != nil && !errors.Is(err, dlock.ErrMaxHold) { // a lease that was handed over can be short
 		return err
@@ -346,8 +346,8 @@ func (g *guard) watch(command int) {
 }
 
 // signal signals both groups, and continues stopped processes so that they get it. The guard's group exists until the guard is
-// reaped. The other's id is the command's pid, which another process may get once the command is reaped and its group is gone.
-// But Linux first hands out all other ids, and g.end is called at once.
+// reaped. The other's id is the command's pid; after it is reaped and its group gone, another process may get the id, but Linux
+// first hands out all others, and g.end is called at once.
 func (g *guard) signal(s syscall.Signal) {
 	for _, group := range []int{g.Process.Pid, g.command} {
 		if group > 0 {
@@ -357,7 +357,7 @@ func (g *guard) signal(s syscall.Signal) {
 	}
 }
 
-// end kills the groups and waits until they are gone, or for a second: their last write must not overlap with the next holder.
+// end kills the groups and waits up to a second until they are gone: their last write must not overlap with the next holder.
 func (g *guard) end() {
 	g.signal(syscall.SIGKILL)
 	_ = g.Wait()

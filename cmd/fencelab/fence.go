@@ -113,7 +113,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 type fence interface {
 	Read(ctx context.Context, key string) (resource.Record, error)
 	// set atomically raises the fence, or with lower lowers it. While the lock is held, a counter is set to one more: its holder
-	// may repeat its request, and then gets the counter as its token, which must be no other's.
+	// may repeat its request and get the counter as its token, which must be no other's.
 	set(ctx context.Context, key string, token uint64, lower bool) error
 	Close() error
 }

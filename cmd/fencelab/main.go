@@ -1,5 +1,5 @@
-// Command fencelab runs commands under a lock, says whether services can fence, and shows and sets fences. See cmd/README.md, and
-// -h of each.
+// Command fencelab runs commands under a lock, checks that services can fence, and shows and sets fences. See cmd/README.md and
+// -h.
 package main
 
 import (

@@ -102,7 +102,7 @@ func (p *probe) expect(good bool, level, yes, no string) {
 	p.err = errors.Join(p.err, err)
 }
 
-// clock compares a server's clock with this machine's, by the reply to a request sent at sent.
+// clock compares clocks by the reply to a request sent at sent.
 func (p *probe) clock(now, sent time.Time) {
 	trip := time.Since(sent)
 	offset := now.Sub(sent.Add(trip / 2)).Round(time.Millisecond)

@@ -153,7 +153,7 @@ const (
 	lastPause  = 5 * time.Second
 )
 
-// jobs runs the jobs. Fencing may refuse some; if it refuses all, the last refusal is the error.
+// jobs runs the jobs. If all are refused, the last refusal is the error.
 func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
 	wrote := false
 	var refusal error

@@ -1,4 +1,4 @@
-// Package cli is shared by the commands: flags that are also environment variables, help, logs, signals and files.
+// Package cli is shared by the commands: flags from the environment, help, logs, signals and files.
 package cli
 
 import (
@@ -34,8 +34,8 @@ func (e *ExitError) Error() string { return fmt.Sprintf("exit status %d: %v", e.
 // Unwrap returns e.Err.
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// Main calls run and exits with 0 after success or -h, with an [ExitError]'s code, or else with 1. ctx ends at the first SIGINT
-// or SIGTERM; the second kills.
+// Main calls run and exits with 0 after success or -h, an [ExitError]'s code, or else 1. ctx ends at the first SIGINT or SIGTERM;
+// the second kills.
 func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) {
 	// A closed pipe is a write error, and must not leave servers behind. Child processes would inherit signal.Ignore.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
@@ -67,8 +67,7 @@ type Command struct {
 	Examples string
 }
 
-// Parse sets the flags of fs from args, and the others from the environment. For -h it writes help to stdout and returns
-// [flag.ErrHelp].
+// Parse sets the flags of fs from args, or else from the environment. For -h it writes help to stdout and returns [flag.ErrHelp].
 func (c Command) Parse(fs *flag.FlagSet, args []string, stdout io.Writer) error {
 	fs.Init(c.Name, flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
@@ -169,7 +168,7 @@ func OrEnd(ctx context.Context, err error) error {
 	return cmp.Or(context.Cause(ctx), err)
 }
 
-// Listen listens on addr, the value of the flag with the given name: host:port, or fd:N for an inherited socket.
+// Listen listens on addr, the value of the flag name: host:port, or fd:N for an inherited socket.
 func Listen(ctx context.Context, name, addr string) (net.Listener, error) {
 	if s, ok := strings.CutPrefix(addr, "fd:"); ok {
 		return inherited(name, s)

@@ -35,7 +35,7 @@ func Replaceable(path string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// ReplaceFile writes a file atomically. If path is no regular file, such as /dev/null or a symbolic link, it writes to it.
+// ReplaceFile writes a file atomically. It writes to what is no regular file, such as /dev/null or a symbolic link.
 func ReplaceFile(path string, b []byte) (err error) {
 	if writtenTo(path) {
 		return os.WriteFile(path, b, 0o644)

@@ -28,9 +28,9 @@ const (
 	Write = "write"
 )
 
-// Store wraps store and calls tell with every decision before the caller gets it. Calls on one key are serialized, so its
-// decisions come in the store's order if nobody else uses it. A started call finishes even if its ctx ends. Errors other than
-// refusals are not reported. A write that the store's own retry refused as applied counts as accepted.
+// Store wraps store and calls tell with every decision before the caller gets it. It serializes calls on a key, so its decisions
+// come in the store's order if nobody else uses it. A started call finishes even if its ctx ends. Errors other than refusals are
+// not reported. A write that the store's own retry refused as applied counts as accepted.
 func Store(store resource.Store, tell func(Decision)) resource.Overwriter {
 	return &observed{Store: store, tell: tell, seed: maphash.MakeSeed()}
 }

@@ -25,8 +25,8 @@ type Child struct {
 	ended bool       // it may be reaped; set in time only on Linux
 }
 
-// Start starts cmd. If cmd.SysProcAttr has a Pgid, the child joins that process group. The functions then are called after its
-// end, before Exited is closed.
+// Start starts cmd, in the process group of cmd.SysProcAttr.Pgid if set. The functions then are called after its end, before
+// Exited is closed.
 func Start(cmd *exec.Cmd, then ...func()) (*Child, error) {
 	attr := sysProcAttr()
 	if cmd.SysProcAttr != nil {
@@ -80,7 +80,7 @@ func (c *Child) Wait() error {
 	return c.err
 }
 
-// With calls f with the PID, which on Linux isn't reused meanwhile. If the process has ended, it returns os.ErrProcessDone.
+// With calls f with the PID, which on Linux isn't reused meanwhile. After the process's end it returns os.ErrProcessDone.
 func (c *Child) With(f func(pid int) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,7 +16,7 @@ func sysProcAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// awaitExit waits until the process has exited, and doesn't reap it, so that its group's number isn't reused.
+// awaitExit awaits the exit without reaping the process, so that its group's number isn't reused.
 func awaitExit(pid int) bool {
 	for {
 		if err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil); !errors.Is(err, unix.EINTR) {
@@ -64,7 +64,7 @@ func ended(err error) error {
 }
 
 // ReservePort returns a free TCP port of the loopback interface that the kernel gives to nobody until release. The socket that
-// reserves it never listens, so servers that set SO_REUSEADDR can listen there (socket(7)).
+// reserves it never listens, so servers that set SO_REUSEADDR can (socket(7)).
 func ReservePort() (port int, release func() error, err error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {

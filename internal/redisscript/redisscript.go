@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Load joins the named files into a script. It panics if one is missing from the build.
+// Load joins the named files into a script. It panics if one is missing.
 func Load(files embed.FS, names ...string) *redis.Script {
 	var src strings.Builder
 	for _, name := range names {
@@ -24,8 +24,8 @@ func Load(files embed.FS, names ...string) *redis.Script {
 	return redis.NewScript(src.String())
 }
 
-// Check returns an error if client caches records, or is a ring, which moves the keys of a silent server to another one, where
-// records are missing or old.
+// Check returns an error if client caches records, or is a ring: it moves a silent server's keys to another one, where records
+// are missing or old.
 func Check(client redis.UniversalClient) error {
 	if IsRing(client) {
 		return errors.New("a redis.Ring moves keys to other servers when one doesn't answer, and their records stay behind: " +
@@ -69,7 +69,7 @@ func within(client reflect.Value, is func(reflect.Value) bool) bool {
 }
 
 // Once is a client for [redis.Script.Run] without go-redis's retries. A script repeated after a lost reply would find its own
-// effect, such as a lock that it has released. Only the caller can tell.
+// effect, such as a lock that it has released; only the caller can tell.
 type Once struct{ redis.UniversalClient }
 
 type cmd struct{ *redis.Cmd }

@@ -20,7 +20,7 @@ const tries = 8
 var ErrNoConditions = errors.New("the server does not honour conditional writes")
 
 // Probe checks on a scratch object, whose name begins with prefix, that the server honours If-None-Match and If-Match. It sends
-// 20 requests, because one address may stand for several servers. It can't check that the server compares and writes atomically.
+// 20 requests, because one address may stand for several servers. It can't check atomicity.
 func Probe(ctx context.Context, client *s3.Client, bucket, prefix string) (err error) {
 	name := prefix + "~probe-" + rand.Text()
 	put := func(body string, in *s3.PutObjectInput) (etag string, err error) {

@@ -1,5 +1,5 @@
-// Command suite runs go test with its arguments, prints its output, and ends with a table of servers used and tests not run. If
-// FENCELAB_RAN names a file, it appends the tests that ran or were skipped.
+// Command suite runs go test with its arguments and ends with a table of servers used and tests not run. If FENCELAB_RAN names a
+// file, it appends the tests that ran or were skipped.
 //
 //	suite ARGUMENTS-OF-GO-TEST
 //	suite -never FILE          fails if a test was skipped in every run recorded in FILE

@@ -56,7 +56,7 @@ func Code(m interface{ Run() int }, starts ...Start) (code int) {
 	return code
 }
 
-// patience is how long FindLeaks waits: goleak's half a second is too short on a loaded machine.
+// patience: goleak's half a second is too short on a loaded machine.
 var patience = time.Minute
 
 // FindLeaks returns an error if goroutines remain, except two: net/http dialing a killed container, and a go-zookeeper 1.0.4

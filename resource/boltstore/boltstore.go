@@ -1,15 +1,13 @@
-// Package boltstore is a durable [resource.Store] in one bbolt file. It replies only once the result is on disk. Concurrent
-// writers share one sync.
+// Package boltstore is a durable [resource.Store] in one bbolt file. It replies once the result is on disk. Concurrent writers
+// share a sync.
 //
 // It requires that
 //   - the file is on a local file system: elsewhere flock(2) may be a lease, and a paused process would overwrite its successor's
 //     file;
 //   - fsync reaches the disk.
 //
-// A restored backup brings old fences back.
-//
-// On a full disk, calls that would change the file fail until there is room. If a commit's outcome is unknown, all calls fail
-// until the file is opened again.
+// A restored backup brings old fences back. On a full disk, calls that would change the file fail until there is room. If a
+// commit's outcome is unknown, all calls fail until the file is opened again.
 package boltstore
 
 import (
@@ -71,7 +69,7 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open opens or creates the file at path. Only one process can have it open. opts may be nil.
+// Open opens or creates the file at path, for one process at a time. opts may be nil.
 func Open(path string, opts *Options) (*Store, error) {
 	return open(path, opts, (*bolt.DB).Sync, (*os.File).Sync)
 }
@@ -152,8 +150,8 @@ func undamaged(path string, err *error) func() {
 }
 
 // prepare syncs file and directory, creates the bucket and returns the last transaction's id. After a crash, the page cache may
-// show a commit that isn't on disk. It must be synced before the next write: bbolt reuses the pages of the commit before, which
-// may be the last on disk.
+// show a commit that isn't on disk. It must be synced before the next write, because bbolt reuses the pages of the previous
+// commit, which may be the last on disk.
 func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) error) (last int, err error) {
 	defer undamaged(db.Path(), &err)()
 	if err := syncFile(db); err != nil {
@@ -232,7 +230,7 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 		defer s.mu.RUnlock()
 		return resource.Record{}, s.failed
 	}
-	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit changes key.
+	// bbolt shows a commit to new transactions before syncing it. This one begins while no commit changes key.
 	tx, err := s.begin(false)
 	s.mu.RUnlock()
 	if err != nil {
@@ -278,8 +276,8 @@ func isAtByStat(file os.FileInfo, path string) (bool, error) {
 	return err == nil && os.SameFile(file, now), err
 }
 
-// begin begins a transaction. The file's last one must be the store's last, else a file was copied over the open one. Callers
-// other than commitLoop hold s.mu.
+// begin begins a transaction. If the file's last one isn't the store's last, a file was copied over the open one. Callers other
+// than commitLoop hold s.mu.
 func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
 	defer undamaged(s.path, &err)()
 	defer func() {
@@ -311,10 +309,9 @@ func unlock(db *bolt.DB, writable bool) {
 	(*sync.Mutex)(field("metalock").UnsafePointer()).Unlock()
 }
 
-// load returns key's record; its Value is valid until tx ends.
-//
-// A damaged key can hide its record, or lead bbolt's binary search to another page. But if the search misses a stored key, one of
-// the two records where it ends is damaged, or the two aren't on both sides of the key.
+// load returns key's record; its Value is valid until tx ends. A damaged key can hide its record, or lead bbolt's binary search
+// to another page. But if the search misses a stored key, one of the two records where it ends is damaged, or the two aren't on
+// both sides of the key.
 func (s *Store) load(tx *bolt.Tx, key string) (rec resource.Record, found bool, err error) {
 	c := tx.Bucket(bucket).Cursor()
 	k, v := c.Seek([]byte(key))

@@ -115,7 +115,7 @@ var (
 	errUnknown = errors.New("all calls fail until the file is opened again")
 )
 
-// commit replies only after the commit, because a refusal too may depend on a write of its batch.
+// commit replies after the commit only: a refusal too may depend on a write of its batch.
 func (s *Store) commit(ops []*op) {
 	b := &batch{records: make(map[string]resource.Record, len(ops)), done: make(chan struct{})}
 	failed := s.failed
@@ -205,8 +205,8 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	return s.checkFile(errUnknown) // an acknowledged write must be in the file at the path
 }
 
-// why wraps the error with which transaction id failed. The transaction is undone if the file doesn't show it: the page that
-// makes it valid is written last, after a sync of all others, which become free again.
+// why wraps the error with which transaction id failed. It is undone if the file doesn't show it: the page that makes it valid is
+// written last, after a sync of all others, which become free again.
 func (s *Store) why(err error, id int) error {
 	tx, cannot := s.begin(false)
 	if cannot != nil {

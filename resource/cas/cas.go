@@ -6,8 +6,8 @@
 // such as a payment, which a losing attempt has already made; for expensive work, since N-1 of N concurrent writers start over;
 // and for values in several stores.
 //
-// Versions must only grow. If a record is deleted, or its server loses a write, a writer may find the version that it read on a
-// different value. Packages redisstore and pgstore say when servers lose writes.
+// Versions must only grow. After a record is deleted, or its server loses a write, a different value may get the version that a
+// writer has read. Packages redisstore and pgstore say when servers lose writes.
 package cas
 
 import (
@@ -29,8 +29,8 @@ var ErrConflict = errors.New("cas: the version has changed")
 type Store interface {
 	// Get returns key's value and version, nil and 0 if there is none.
 	Get(ctx context.Context, key string) (value []byte, version int64, err error)
-	// Swap atomically sets key's value and increments its version if that equals version; otherwise it returns [ErrConflict].
-	// After any other error the swap may have taken effect.
+	// Swap atomically sets key's value and increments its version if that equals version, or returns [ErrConflict]. After any
+	// other error the swap may have taken effect.
 	Swap(ctx context.Context, key string, version int64, value []byte) error
 }
 

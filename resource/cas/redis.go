@@ -51,7 +51,7 @@ func (r Redis) Get(ctx context.Context, key string) ([]byte, int64, error) {
 	return []byte(value), version, nil
 }
 
-// Swap is [Store.Swap]. It is sent once, whatever the client's MaxRetries: a retry would conflict with the first attempt.
+// Swap is [Store.Swap]. It ignores the client's MaxRetries: a retry would conflict with the first attempt.
 func (r Redis) Swap(ctx context.Context, key string, version int64, value []byte) error {
 	if err := cmp.Or(check(key, version), redisscript.Check(r.Client)); err != nil {
 		return err

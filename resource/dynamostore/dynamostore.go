@@ -181,8 +181,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// raise raises the fence of key's item to f if f is greater, and sets value unless it is nil. It returns the new item or, as
-// seen, the item that refused f. doubt is set if a reply was lost.
+// raise raises the fence of key's item to f if f is greater, and sets value unless nil. It returns the new item or, as seen, the
+// item that refused f. doubt is set if a reply was lost.
 func (s *Store) raise(ctx context.Context, key string, f resource.Fence, value types.AttributeValue, doubt *bool,
 ) (rec resource.Record, seen *resource.Record, err error) {
 	in := &dynamodb.UpdateItemInput{

@@ -28,7 +28,7 @@ import (
 )
 
 // Store is a [resource.Store] in a directory. A key's file is named by its SHA-256 in hex. Its first line has a checksum of all
-// that follows, the fence, the state and the key; the rest is the value.
+// that follows, fence, state and key; the rest is the value.
 type Store struct {
 	root   *os.Root // locked
 	dir    *os.File // has the lock
@@ -47,8 +47,8 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open makes this process the gatekeeper of the existing directory at path, until [Store.Close] or the process's end. It fails at
-// once if there is another gatekeeper, even a frozen one.
+// Open makes this process the gatekeeper of the existing directory at path, until [Store.Close] or its end. It fails at once if
+// there is another gatekeeper, even a frozen one.
 func Open(path string) (*Store, error) {
 	if path == "" { // not the working directory, where all keys would be new
 		return nil, errors.New("filestore: the directory's path is empty")

@@ -71,7 +71,7 @@ func GuardRead(ctx context.Context, tx Tx, resourceID string, f resource.Fence) 
 	return fences.GuardRead(ctx, tx, resourceID, f)
 }
 
-// Guard is the function [Guard] on the Store's table, where the Store's calls and its guards share fences.
+// Guard is the function [Guard] on the Store's table; guards and the Store's calls share a key's fence.
 func (s *Store) Guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
 	return s.guard(ctx, tx, resourceID, f, []byte{})
 }

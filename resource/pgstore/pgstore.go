@@ -1,6 +1,6 @@
 // Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for your own transactions, and [Store]. A fence is a row of the
-// table fencelab_fence, which [CreateSchema] creates, or [Schema] in your migrations. A transaction locks the row until its end,
-// then compares, so transactions take effect in the order of their fences.
+// table fencelab_fence, which [CreateSchema] creates, or [Schema] in your migrations. A transaction locks the row, compares, and
+// keeps the lock until it ends, so transactions take effect in the order of their fences.
 //
 // It requires that
 //   - every writer uses the guard, and nobody deletes fences;
@@ -216,8 +216,8 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// accept raises key's fence to f, see write.sql. value and request are []byte or nil: lib/pq before 1.11 doesn't send a nil
-// []byte as NULL.
+// accept raises key's fence to f, see write.sql. value and request are []byte or untyped nil: lib/pq before 1.11 doesn't send a
+// nil []byte as NULL.
 func (t table) accept(ctx context.Context, q querier, key string, f resource.Fence, value, request any) error {
 	var token, seq *string
 	var applied bool
@@ -248,8 +248,8 @@ func (t table) raise(ctx context.Context, q querier, key string, f resource.Fenc
 	return rec, nil
 }
 
-// ask retries a statement that returns no row: at READ COMMITTED, a concurrent statement has committed the same or a later fence
-// since it began.
+// ask retries a statement that returns no row: at READ COMMITTED, a concurrent one has committed the same or a later fence since
+// it began.
 func ask(f func() error) error {
 	for range 2 {
 		if err := f(); !errors.Is(err, sql.ErrNoRows) { // pgx.ErrNoRows wraps it

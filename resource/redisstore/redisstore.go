@@ -43,8 +43,8 @@ type Options struct {
 	Prefix string
 }
 
-// Store is a [resource.Store] in Redis. With ReadOnly, RouteByLatency or RouteRandomly of a *redis.ClusterClient, Read may return
-// an old record.
+// Store is a [resource.Store] in Redis. If a *redis.ClusterClient reads from replicas (ReadOnly, RouteByLatency, RouteRandomly),
+// Read may return an old record.
 type Store struct {
 	c      redis.UniversalClient
 	prefix string
@@ -56,9 +56,9 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// New returns a Store on client, which the caller closes. opts may be nil. A *redis.Ring is refused, because it moves the keys of
-// a silent server to another one, which has no fences; so is client-side caching. While Redis is silent a call ends with its ctx,
-// but keeps its connection until the client's ReadTimeout, or with ContextTimeoutEnabled until ctx's deadline.
+// New returns a Store on client, which the caller closes. opts may be nil. It refuses a *redis.Ring, which moves a silent
+// server's keys to another one without fences, and client-side caching. While Redis is silent a call ends with its ctx, but keeps
+// its connection until the client's ReadTimeout, or with ContextTimeoutEnabled until ctx's deadline.
 func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	if client == nil {
 		return nil, errors.New("redisstore: client is nil")

@@ -15,7 +15,7 @@ import (
 // except at the beginning, "." becomes "!" and two hexadecimal digits. After 200 bytes it ends with "~" and the key's SHA-256.
 func (s *Store) Object(key string) string { return s.o.Prefix + s3object.Name(key) }
 
-// An object is the line "fencelab/1 FENCE" and the value, or the line "fencelab/1 FENCE none" if there is no value yet.
+// An object is the line "fencelab/1 FENCE" and the value, or the line "fencelab/1 FENCE none" if it was never written.
 const (
 	magic   = "fencelab/1 "
 	noValue = " none"

@@ -68,7 +68,7 @@ func Open(ctx context.Context, client *s3.Client, bucket string, opts *Options) 
 	return s, nil
 }
 
-// New returns a Store on an existing bucket. It sends nothing; [Open] also probes the server. opts may be nil.
+// New returns a Store on an existing bucket. It sends nothing; [Open] also probes. opts may be nil.
 func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	var o Options
 	if opts != nil {

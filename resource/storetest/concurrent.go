@@ -141,8 +141,7 @@ func watch(ctx context.Context, s *store) {
 	}
 }
 
-// Call is a call on a key between Begin and End, readings of a clock that never shows the same value twice. Reads have Seq 0,
-// writes don't.
+// Call is a call on a key between Begin and End, readings of a clock that never shows a value twice. Only reads have Seq 0.
 type Call struct {
 	Fence      resource.Fence
 	Value      []byte // of a write
@@ -160,8 +159,8 @@ func (c *Call) String() string {
 
 // Judge returns an error if no store that keeps the rules, and so accepts calls in the order of their fences, could give these
 // answers to concurrent calls on a new key. Writes with the same fence must have the same value; concurrent ones may both be
-// accepted, since a store that got no reply to one can't tell which took effect. Judge compares calls pairwise, so it may miss
-// what only three or more show.
+// accepted, since a store that got no reply can't tell which took effect. Judge compares calls pairwise, so it may miss what only
+// three or more show.
 func Judge(calls []*Call) error {
 	for _, c := range calls {
 		stale, refused := errors.AsType[*resource.StaleTokenError](c.Err)
@@ -179,7 +178,7 @@ func Judge(calls []*Call) error {
 	return nil
 }
 
-// may reports whether a call may have taken effect. A refused fenced read may: a client library repeats it if the reply was lost.
+// may reports whether a call may have taken effect. A refused fenced read may: a client library repeats it after a lost reply.
 func (c *Call) may() bool {
 	_, refused := errors.AsType[*resource.StaleTokenError](c.Err)
 	return !refused || c.Fence.Seq == 0 || errors.Is(c.Err, resource.ErrApplied)
@@ -197,7 +196,7 @@ func (c *Call) shows() resource.Fence {
 	return c.Fence.Max(c.Record.MaxFence)
 }
 
-// wrote returns the fence of the last write that the answer shows, the least if several wrote this value; zero if it shows none.
+// wrote returns the fence of the last write that the answer shows, the least if several wrote this value; zero if none.
 func (c *Call) wrote(calls []*Call) resource.Fence {
 	if f := c.shows(); f.Seq > 0 {
 		return f

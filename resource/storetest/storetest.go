@@ -25,8 +25,8 @@ type Harness struct {
 	New func() (resource.Store, error)
 	// Reopen closes or kills the store of the last New and opens it again on its data; nil if the store isn't durable.
 	Reopen func(resource.Store) (resource.Store, error)
-	// Another opens a second store on the data of the last New or Reopen, as another process would. Every case then uses both.
-	// Nil if only one process can use the data at a time.
+	// Another opens a second store on the same data, as another process would. Every case then uses both. Nil if only one process
+	// can use the data at a time.
 	Another func() (resource.Store, error)
 }
 
@@ -122,8 +122,7 @@ func (s *store) reopen() {
 	s.openAnother()
 }
 
-// next picks one of the two stores by the Thue-Morse sequence: each kind of call uses both, after a call of the same store and
-// after one of the other.
+// next picks one of the two stores by the Thue-Morse sequence: each kind of call uses both, after a call of either.
 func (s *store) next() resource.Store {
 	if n := s.calls.Add(1); s.another != nil && bits.OnesCount64(n)%2 == 0 {
 		return s.another

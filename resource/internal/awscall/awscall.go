@@ -46,7 +46,7 @@ func status(err error) int {
 }
 
 // Outcome is the result of a store's Write. With doubt, a refusal as applied means that the first attempt took effect; any other
-// leaves that open, and must not be a *StaleTokenError.
+// refusal leaves that open, and must not be a *StaleTokenError.
 func Outcome(store string, err error, doubt bool) error {
 	stale, refused := errors.AsType[*resource.StaleTokenError](err)
 	switch {

@@ -148,7 +148,7 @@ func NotApplied(r *http.Request) (*http.Response, error) {
 	return nil, ErrCut
 }
 
-// Reply is the reply to a request that isn't sent. Bodies of errors are XML in S3 and JSON in DynamoDB.
+// Reply is the reply to a request that isn't sent. Errors have bodies in XML for S3, in JSON for DynamoDB.
 func Reply(status int, body string) Handle {
 	return func(r *http.Request) (*http.Response, error) {
 		_ = r.Body.Close()

@@ -48,7 +48,7 @@ var lastToken atomic.Uint64
 const rounds = 300
 
 // FenceCheck has one writer on one key. The ways alternate, each first equally often, to meet the same noise. It reports medians:
-// a baseline's in µs, and how much longer the others took in the same round, in µs and % of the baseline.
+// a baseline's in µs, and how much longer the others took in the same round, in µs and %.
 func FenceCheck(b *testing.B, ways []Way) {
 	b.Helper()
 	took, requests := make([][]float64, len(ways)), make([]int, len(ways))
