@@ -17,7 +17,7 @@ import (
 	"github.com/fencelab/fencelab/internal/http1"
 )
 
-// ClientOptions are the optional settings of [NewClient].
+// ClientOptions configure [NewClient].
 type ClientOptions struct {
 	// Token is sent as "Authorization: Bearer TOKEN"; empty: no such header is sent.
 	Token string

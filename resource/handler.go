@@ -23,7 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// HandlerOptions are the optional settings of [NewHandler]. The zero value enforces fencing.
+// HandlerOptions configure [NewHandler]. The zero value enforces fencing.
 type HandlerOptions struct {
 	// Unfenced turns fencing off, for experiments: no write needs a token, no read raises the fence. Needs an [Overwriter].
 	Unfenced bool
@@ -256,7 +256,7 @@ func (h *handler) answer(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
 	w.WriteHeader(status)
-	_, _ = w.Write(b.Bytes()) // fails only if the client is gone
+	_, _ = w.Write(b.Bytes())
 }
 
 // checkTarget returns an error unless key, from r's path, is valid and equals [HeaderKey].

@@ -38,7 +38,7 @@ Exit codes: 0 nothing is bad; 1 something is bad; 2 wrong arguments.`,
   fencelab probe 's3://bucket?endpoint=http://127.0.0.1:7070'`,
 }
 
-const probeTimeout = 10 * time.Second // for each server
+const probeTimeout = 10 * time.Second
 
 func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 	var fs flag.FlagSet
@@ -85,7 +85,7 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 	return p.err
 }
 
-const warning, bad = "warning", "bad" // the levels of a check
+const warning, bad = "warning", "bad" // levels of a check
 
 type probe struct {
 	out io.Writer

@@ -1,4 +1,4 @@
-// Package cli is shared by the commands: flags from the environment, help, logs, signals and files.
+// Package cli is shared by the commands: flags and their environment variables, help, logs, signals and files.
 package cli
 
 import (

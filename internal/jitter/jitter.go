@@ -1,4 +1,4 @@
-// Package jitter has pauses of random length, which can be made repeatable.
+// Package jitter has pauses and random durations, which can be made repeatable.
 package jitter
 
 import (

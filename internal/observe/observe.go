@@ -13,7 +13,7 @@ import (
 
 // Decision is a store's decision.
 type Decision struct {
-	Op       string // Read or Write
+	Op       string
 	Key      string
 	Fence    resource.Fence // offered; zero for an unfenced read
 	Seen     resource.Fence // the greatest accepted for Key before this call

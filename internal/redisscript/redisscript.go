@@ -24,8 +24,7 @@ func Load(files embed.FS, names ...string) *redis.Script {
 	return redis.NewScript(src.String())
 }
 
-// Check returns an error if client caches records, or is a ring: it moves a silent server's keys to another one, where records
-// are missing or old.
+// Check returns an error if client caches records or is a ring.
 func Check(client redis.UniversalClient) error {
 	if IsRing(client) {
 		return errors.New("a redis.Ring moves keys to other servers when one doesn't answer, and their records stay behind: " +

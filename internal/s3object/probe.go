@@ -19,8 +19,7 @@ const tries = 8
 // ErrNoConditions is wrapped by the error of [Probe] if the server ignores the conditions of a PUT.
 var ErrNoConditions = errors.New("the server does not honour conditional writes")
 
-// Probe checks on a scratch object, whose name begins with prefix, that the server honours If-None-Match and If-Match. It sends
-// 20 requests, because one address may stand for several servers. It can't check atomicity.
+// Probe is s3store.Store.Probe, on a scratch object whose name begins with prefix.
 func Probe(ctx context.Context, client *s3.Client, bucket, prefix string) (err error) {
 	name := prefix + "~probe-" + rand.Text()
 	put := func(body string, in *s3.PutObjectInput) (etag string, err error) {

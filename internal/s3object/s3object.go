@@ -47,9 +47,9 @@ func Name(key string) string {
 type Lock struct {
 	Owner string        `json:"owner"`
 	Fence uint64        `json:"fence"`
-	TTL   time.Duration `json:"ttl"` // nanoseconds
+	TTL   time.Duration `json:"ttl"` // ns
 	Held  bool          `json:"held"`
-	Nonce string        `json:"nonce"` // random: gives each PUT another ETag, and tells its content apart
+	Nonce string        `json:"nonce"` // random, so that each PUT gets another ETag and recognises its own content
 }
 
 // Live reports whether the lock is held by a lease, started when the object was modified, that may not have expired.

@@ -28,7 +28,7 @@ const (
 	shutdownTimeout = 10 * time.Second
 )
 
-// Options are the settings of [Serve].
+// Options configure [Serve].
 type Options struct {
 	// Serve sets Registerer and Logger.
 	Handler resource.HandlerOptions
@@ -136,5 +136,5 @@ func healthz(w http.ResponseWriter, r *http.Request, health func(context.Context
 		http.Error(w, "unhealthy: the log says why", http.StatusServiceUnavailable)
 		return
 	}
-	_, _ = w.Write([]byte("ok\n")) // fails only if the client is gone
+	_, _ = w.Write([]byte("ok\n"))
 }

@@ -37,7 +37,7 @@ var bucket = []byte("records.v1")
 // MiB.
 const MaxValue = 64<<20 - 1<<10
 
-// Options are the optional settings of [Open].
+// Options configure [Open].
 type Options struct {
 	// LockTimeout is how long Open waits for another process to close the file; 1 s if zero.
 	LockTimeout time.Duration

@@ -30,8 +30,8 @@ import (
 // Store is a [resource.Store] in a directory. A key's file is named by its SHA-256 in hex. Its first line has a checksum of all
 // that follows, fence, state and key; the rest is the value.
 type Store struct {
-	root   *os.Root // locked
-	dir    *os.File // has the lock
+	root   *os.Root
+	dir    *os.File // holds the lock
 	rename func(from, to string) error
 	sync   func(*os.File) error
 

@@ -34,7 +34,7 @@ import (
 // ErrNoConditions is wrapped by the error of [Store.Probe] if the server ignores the conditions of a PUT.
 var ErrNoConditions = s3object.ErrNoConditions
 
-// Options are the optional settings of [New].
+// Options configure [New].
 type Options struct {
 	// Prefix begins the names of all objects. Stores share nothing if neither prefix is the beginning of the other.
 	Prefix string

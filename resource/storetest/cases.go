@@ -203,7 +203,7 @@ func fencedReadOwnGrant(ctx context.Context, s *store) {
 
 func fencedReadSeq(ctx context.Context, s *store) {
 	s.writes(ctx, key, at(5, 1))
-	for _, f := range []resource.Fence{at(5, 3), at(5, 3), at(5, 1<<63), at(6, 2)} { // repeated
+	for _, f := range []resource.Fence{at(5, 3), at(5, 3), at(5, 1<<63), at(6, 2)} { // a repeat is admitted
 		want := resource.Record{Value: valueOf(at(5, 1)), MaxFence: f}
 		if err := same(s.reads(ctx, key, f), want); err != nil {
 			fail("ReadFenced by %v: %w", f, err)
