@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 		}
 		return l, err
 	}
-	if os.Getenv(bench.ChildEnv) != "" { // of a test's run
+	if os.Getenv(bench.ChildEnv) != "" {
 		main()
 		return
 	}
@@ -156,14 +156,13 @@ func TestBaton(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	key := t.Name() + uuid.NewString()
-	for range 2 { // the second needs the first one's release
+	for range 2 {
 		lease, err := l.Acquire(ctx, key)
 		require.NoError(t, err)
 		require.NoError(t, lease.Release(ctx))
 	}
 }
 
-// Every request takes a round trip at least.
 func TestDelay(t *testing.T) {
 	_, res := measured(t, "-closed", "-contenders", "2", "-delay", "5ms")
 	require.Zero(t, res.Failed)
@@ -231,7 +230,7 @@ func marked(t *testing.T, env string) (pids []int) {
 
 // No child or server survives; earlier data and partial results do.
 func TestExperimentInterrupted(t *testing.T) {
-	testbed.Need(t, redisServer.Real()) // it starts one itself
+	testbed.Need(t, redisServer.Real()) // the experiment starts one itself
 	dir := experiment(t, `{"defaults": {"backend": "redis", "ttl": "10s", "contenders": 2},
 		"sweeps": [{"name": "short", "duration": "10ms"}, {"name": "long", "duration": "1h"}]}`)
 	file := filepath.Join(dir, "data.jsonl")
@@ -271,7 +270,7 @@ func TestExperimentInterrupted(t *testing.T) {
 }
 
 func TestInterrupted(t *testing.T) {
-	testbed.Need(t, redisServer.Real())              // it starts one itself
+	testbed.Need(t, redisServer.Real())              // the command starts one itself
 	t.Setenv("FENCELAB_LOCK", "redis://127.0.0.1:1") // -testbed wins
 	running, own := "-lock="+redisServer.URL, "-testbed="+cmp.Or(os.Getenv("FENCELAB_TESTBED"), "auto")
 	for _, server := range []string{running, own} {

@@ -88,7 +88,6 @@ func TestScripts(t *testing.T) {
 				ts.Check(err)
 				ts.Defer(func() { _ = heal(context.Background()) })
 			},
-			// accept waits for a connection to $SILENT.
 			"accept": func(ts *testscript.TestScript, _ bool, _ []string) {
 				c, err := ts.Value("silent").(net.Listener).Accept()
 				ts.Check(err)

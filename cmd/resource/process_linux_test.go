@@ -152,7 +152,7 @@ func TestKillUnderLoad(t *testing.T) {
 	progress := func() {
 		select {
 		case <-reached:
-		case <-done: // each has failed
+		case <-done:
 		}
 	}
 	for range *kills {
@@ -168,7 +168,6 @@ func TestKillUnderLoad(t *testing.T) {
 	t.Logf("%d kills, %d accepted writes", *kills, accepted.Load())
 }
 
-// The request finishes.
 func TestGracefulStop(t *testing.T) {
 	ln, file := listen(t), filepath.Join(t.TempDir(), "resource.db")
 	c := start(t, ln, nil, "-file", file)

@@ -667,7 +667,6 @@ func TestGroupCommit(t *testing.T) {
 	}
 }
 
-// The calls are a write in the queue, one that waits for room in it, and a read that waits for a commit.
 func TestContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, newPath(t))

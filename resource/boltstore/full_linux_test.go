@@ -21,7 +21,7 @@ func TestDiskFull(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path)
 	ctx := t.Context()
-	require.NoError(t, s.Write(ctx, "k", at(4), make([]byte, 64<<10))) // frees pages later
+	require.NoError(t, s.Write(ctx, "k", at(4), make([]byte, 64<<10))) // its pages are free after the next write
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("before")))
 	require.NoError(t, s.Write(ctx, "still", at(5), []byte("before")))
 	before := resource.Record{Value: []byte("before"), MaxFence: at(5)}

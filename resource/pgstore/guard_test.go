@@ -316,7 +316,7 @@ func TestGuardsMeet(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		for _, c := range []struct {
 			name          string
-			before        []resource.Fence // committed earlier
+			before        []resource.Fence
 			first, second resource.Fence
 			commits       bool
 		}{
@@ -385,7 +385,7 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 }
 
 func TestReadMeetsOwnWrite(t *testing.T) {
-	for _, before := range []uint64{0, 6} { // new; existing row
+	for _, before := range []uint64{0, 6} { // new row; existing row
 		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 		s := newStore(t, pool, nil)
 		if before > 0 {

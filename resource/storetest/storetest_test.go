@@ -387,7 +387,6 @@ func (s *store) reopen() *store {
 	return next
 }
 
-// TestFlaws: exactly the cases of the broken rules must fail.
 func TestFlaws(t *testing.T) {
 	byToken := func(seen, got resource.Fence) bool { return got.Token > seen.Token }
 	byTokens := func(compare func(a, b uint64) int) flaw {
