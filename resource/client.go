@@ -17,7 +17,7 @@ import (
 	"github.com/fencelab/fencelab/internal/http1"
 )
 
-// ClientOptions are the optional settings of [NewClient].
+// ClientOptions configure [NewClient].
 type ClientOptions struct {
 	// Token is sent as "Authorization: Bearer TOKEN"; empty: no such header is sent.
 	Token string
@@ -25,15 +25,15 @@ type ClientOptions struct {
 	MaxBody int64
 	// AllowUnfenced accepts replies of a resource with fencing off, for experiments.
 	AllowUnfenced bool
-	// HTTPClient, if not nil, replaces the default client, which has its own connection pool. Its CheckRedirect is ignored.
+	// HTTPClient replaces the default client, which has its own connection pool, unless nil. Its CheckRedirect is ignored.
 	HTTPClient *http.Client
 }
 
 // Client is a [Store] over HTTP, on a server that runs [NewHandler].
 //
-// It never sends a write twice: it treats redirects as errors and speaks HTTP/1.1. A transport that speaks HTTP/2 may retry a
-// request that the server has reset. No proxy may retry a PUT (nginx: proxy_next_upstream off): the first attempt may take
-// effect, and the retry may be refused because of a later token: the [*StaleTokenError] would then be wrong.
+// It never sends a write twice: it treats redirects as errors and speaks HTTP/1.1, because an HTTP/2 transport may retry a
+// request that the server has reset. No proxy may retry a PUT (nginx: proxy_next_upstream off): if the first attempt takes effect
+// and a later token refuses the retry, the [*StaleTokenError] is wrong.
 type Client struct {
 	http          *http.Client
 	base          string
@@ -73,7 +73,7 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	return c, nil
 }
 
-// shown is baseURL, which may be invalid, without what may be secret: user information and query.
+// shown returns baseURL, which may be invalid, without user information and query, which may be secret.
 func shown(baseURL string) string {
 	if at := strings.LastIndex(baseURL, "@"); at >= 0 {
 		baseURL = "..." + baseURL[at:]
@@ -235,7 +235,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	return Record{}, err
 }
 
-// checkEnforced returns an error if the reply to an accepted call shows that its fence f was not checked.
+// checkEnforced returns an error if the reply to an accepted call shows that f was not checked.
 func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
 	switch {
 	case f == Fence{} || c.allowUnfenced:
@@ -252,9 +252,9 @@ func mismatch(sent, got Fence) error {
 	return fmt.Errorf("%w: the request had fence %v, and the reply has %v: does a proxy drop %s or %s?", ErrUnfenced, sent, got, HeaderToken, HeaderSeq)
 }
 
-// read reads resp's body to its end, so that the connection can be reused. The result is not nil.
+// read reads resp's body to its end, for reuse of the connection. The result is not nil.
 func (c *Client) read(resp *http.Response) ([]byte, error) {
-	limit := max(c.maxBody, 4096) // error replies need some room
+	limit := max(c.maxBody, 4096) // for error replies
 	b, err := io.ReadAll(http.MaxBytesReader(nil, resp.Body, limit))
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		err = fmt.Errorf("it is larger than the limit of %d bytes (ClientOptions.MaxBody)", limit)
@@ -262,7 +262,7 @@ func (c *Client) read(resp *http.Response) ([]byte, error) {
 	return b, errors.Join(err, resp.Body.Close())
 }
 
-// escape makes key one path segment, which proxies don't clean. [HeaderKey] detects one that unescapes it first.
+// escape makes key one path segment that proxies don't clean. [HeaderKey] detects one that unescapes it first.
 func escape(key string) string {
 	if key == "." || key == ".." {
 		return strings.ReplaceAll(key, ".", "%2E")

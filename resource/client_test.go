@@ -54,7 +54,6 @@ func TestClientUnfencedWrite(t *testing.T) {
 	require.Equal(t, resource.Record{Value: []byte("late"), MaxFence: five}, rec)
 }
 
-// proxied serves store through a proxy that edits requests and the headers of replies.
 func proxied(t *testing.T, store resource.Store, edit func(r *http.Request, reply http.Header)) string {
 	t.Helper()
 	h := newHandler(t, store, nil)
@@ -70,7 +69,6 @@ func proxied(t *testing.T, store resource.Store, edit func(r *http.Request, repl
 	return url
 }
 
-// TestClientDetectsProxy has proxies that break the protocol.
 func TestClientDetectsProxy(t *testing.T) {
 	ctx := t.Context()
 	without := func(name string) func(*http.Request, http.Header) {
@@ -83,7 +81,7 @@ func TestClientDetectsProxy(t *testing.T) {
 		name                string
 		edit                func(r *http.Request, reply http.Header)
 		value               string
-		read, fenced, write string // what the errors of Read, ReadFenced and a write that was applied before contain; empty: no error
+		read, fenced, write string // parts of the errors of Read, ReadFenced and a repeated write; empty: no error
 	}{
 		{"drops the token", without(resource.HeaderToken), "v", "", "does a proxy drop X-Fence-Token or X-Fence-Seq?", "X-Fence-Seq needs X-Fence-Token"},
 		{"drops Accept", without("Accept"), "v", `the reply has type "application/json", want "application/octet-stream"`, `has type "application/json"`, "(already applied)"},
@@ -111,14 +109,14 @@ func TestClientDetectsProxy(t *testing.T) {
 	}
 }
 
-// TestClientDetectsLostFence: a call whose fence is lost or changed on its way must not look as if the fence had been checked.
+// A call that lost its fence must not look as if the fence had been checked.
 func TestClientDetectsLostFence(t *testing.T) {
 	noToken := func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) }
 	noSeq := func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderSeq) }
 	otherToken := func(r *http.Request, _ http.Header) { r.Header.Set(resource.HeaderToken, "5") }
 	for name, c := range map[string]struct {
 		edit         func(r *http.Request, reply http.Header)
-		stored, sent resource.Fence // stored is zero for a new key, and sent has a zero Seq for a read
+		stored, sent resource.Fence // stored is zero for a new key; reads are sent with Seq 0
 		want         string
 	}{
 		"a fenced read of a new key":   {noToken, resource.Fence{}, at(6, 0), ""},
@@ -189,7 +187,7 @@ func TestClientHidesPassword(t *testing.T) {
 	require.NotContains(t, err.Error(), "secret")
 }
 
-// TestClientSpeaksHTTP1 has a server with which the default transport would speak HTTP/2.
+// The default transport would speak HTTP/2 with this server.
 func TestClientSpeaksHTTP1(t *testing.T) {
 	h := newHandler(t, resource.NewMemory(), nil)
 	var proto string
@@ -215,7 +213,7 @@ func TestClientSpeaksHTTP1(t *testing.T) {
 	trusting.CloseIdleConnections()
 }
 
-// TestClientReusesConnection: a connection can be reused only if each body was read to its end and closed.
+// The transport reuses a connection only if each body was read to its end and closed.
 func TestClientReusesConnection(t *testing.T) {
 	ctx, watched := t.Context(), &watchedTransport{Transport: http.DefaultTransport.(*http.Transport).Clone()}
 	mine := &http.Client{Transport: watched}
@@ -273,7 +271,7 @@ func (b *watchedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// TestClientNeverRepeatsWrite loses replies on a reused connection, where a transport retries what it takes for idempotent.
+// On a reused connection, a transport retries idempotent requests.
 func TestClientNeverRepeatsWrite(t *testing.T) {
 	store := resource.NewMemory()
 	h := newHandler(t, store, nil)
@@ -311,7 +309,6 @@ func TestClientNeverRepeatsWrite(t *testing.T) {
 	}
 }
 
-// TestClientForeignAnswers has replies that don't come from a resource.
 func TestClientForeignAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
 		status int
@@ -376,7 +373,7 @@ func TestClientMaxBody(t *testing.T) {
 	require.ErrorContains(t, err, "413 Request Entity Too Large: the value is larger than the limit of 1048576 bytes")
 }
 
-// A transport may report the end of ctx with an error of its own. An answer that says what happened stays as it is.
+// A transport may report the end of ctx with its own error. A reply that says what happened stays as it is.
 func TestClientContext(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	store, end := resource.NewMemory(), func() {}

@@ -9,7 +9,6 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Two holders write with their tokens. The stale one is refused.
 func Example() {
 	handler, err := resource.NewHandler(resource.NewMemory(), nil)
 	if err != nil {
@@ -24,7 +23,7 @@ func Example() {
 	defer func() { _ = accounts.Close() }()
 	ctx := context.Background()
 
-	// The tokens come from the lock: 7 was granted to a holder that is slow, 8 to its successor.
+	// The tokens come from the lock: 7 was granted to a slow holder, 8 to its successor.
 	if _, err := accounts.ReadFenced(ctx, "acme", resource.Fence{Token: 7}); err != nil {
 		panic(err)
 	}
@@ -38,7 +37,7 @@ func Example() {
 	stale, ok := errors.AsType[*resource.StaleTokenError](err)
 	fmt.Println("7 is stale:", ok, "seen", stale.Seen, "got", stale.Got)
 
-	// The reply to a write may be lost. Repeat the write to find out whether it took effect.
+	// If the reply to a write is lost, repeat the write to find out whether it took effect.
 	err = accounts.Write(ctx, "acme", resource.Fence{Token: 8, Seq: 1}, []byte("billed by 8"))
 	fmt.Println("8 again:", errors.Is(err, resource.ErrApplied))
 	// Output:

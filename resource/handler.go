@@ -23,7 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// HandlerOptions are the optional settings of [NewHandler]. The zero value enforces fencing.
+// HandlerOptions configure [NewHandler]. The zero value enforces fencing.
 type HandlerOptions struct {
 	// Unfenced turns fencing off, for experiments: no write needs a token, no read raises the fence. Needs an [Overwriter].
 	Unfenced bool
@@ -49,12 +49,12 @@ type handler struct {
 //	PUT /r/{key}   writes the request's body. Needs X-Fence-Token; X-Fence-Seq counts a grant's calls from 1.
 //	GET /r/{key}   returns the value and the greatest fence. With X-Fence-Token (X-Fence-Seq is optional) it is a fenced read.
 //
-// The key is the rest of the path, percent-escaped. An [http.ServeMux] in front of the handler redirects paths with "//", "." or
-// ".." unless these are escaped, as by [Client]. If X-Fence-Key, the percent-escaped key, differs from the path's, a proxy has
-// rewritten the path, and the request is refused.
+// The key is the rest of the path, percent-escaped. An [http.ServeMux] in front redirects paths with "//", "." or ".." unless
+// escaped, as by [Client]. If X-Fence-Key, the percent-escaped key, differs from the path's, a proxy has rewritten the path, and
+// the request is refused.
 //
-// The reply to a stale token is 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false}.
-// If the store is full, the reply is 507. To a token that [LimitJumps] refuses it is 400 {"error":"...","jump":true}.
+// The reply to a stale token is 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false}, of
+// a full store 507, to a token that [LimitJumps] refuses 400 {"error":"...","jump":true}.
 func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
 	h := &handler{store: store, write: store.Write}
 	if opts != nil {
@@ -124,7 +124,7 @@ func (h *handler) put(w http.ResponseWriter, r *http.Request, key string) {
 	if err == nil && f == (Fence{}) && !h.Unfenced {
 		err = fmt.Errorf("%s is missing: send the fencing token of your lock grant, an integer from 1", HeaderToken)
 	}
-	for _, name := range []string{"If-Match", "If-None-Match", "If-Unmodified-Since", "Content-Range"} { // a condition that isn't checked must not seem to hold
+	for _, name := range []string{"If-Match", "If-None-Match", "If-Unmodified-Since", "Content-Range"} { // unchecked, they must not seem to hold
 		if r.Header.Get(name) != "" {
 			err = cmp.Or(err, fmt.Errorf("%s is not supported: only the fence decides, and the body is the whole value", name))
 		}
@@ -173,7 +173,7 @@ func (h *handler) get(w http.ResponseWriter, r *http.Request, key string) {
 	} else {
 		rec, err = h.store.Read(r.Context(), key)
 		if f.Token > 0 && errors.Is(err, ErrNotFound) {
-			err = nil // as with fencing on
+			err = nil
 		}
 	}
 	if err != nil {
@@ -234,7 +234,7 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		h.fail(w, http.StatusServiceUnavailable, "the resource is shutting down")
 	default:
 		level, message := slog.LevelError, "the store failed"
-		if errors.Is(err, context.Cause(r.Context())) { // which is nil as long as the client waits
+		if errors.Is(err, context.Cause(r.Context())) { // nil as long as the client waits
 			level, message = slog.LevelDebug, "the client is gone"
 		}
 		h.Logger.Log(r.Context(), level, message, "method", r.Method, "path", r.URL.Path, "error", err)
@@ -251,12 +251,12 @@ func (h *handler) answer(w http.ResponseWriter, status int, v any) {
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil {
-		panic(err) // numbers and strings only
+		panic(err)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
 	w.WriteHeader(status)
-	_, _ = w.Write(b.Bytes()) // fails only if the client is gone
+	_, _ = w.Write(b.Bytes())
 }
 
 // checkTarget returns an error unless key, from r's path, is valid and equals [HeaderKey].
@@ -265,7 +265,7 @@ func checkTarget(r *http.Request, key string) error {
 		return errors.New("the URL has a query: escape a ? in the key as %3F")
 	}
 	for _, escaped := range r.Header.Values(HeaderKey) {
-		if sent, _ := url.PathUnescape(escaped); sent != key { // after an error it is "", which is no key
+		if sent, _ := url.PathUnescape(escaped); sent != key { // "" after an error, which is no key
 			return fmt.Errorf("%s is %.100q, and the key in the path is %.100q: a proxy changes the path",
 				HeaderKey, escaped, key)
 		}

@@ -48,7 +48,7 @@ func TestHandler(t *testing.T) {
 		header               []string
 		status               int
 		want                 string
-		wantHeader           string // one line, or none
+		wantHeader           string
 	}{
 		{"GET", "/r/k", "", nil, 404, `{"error":"key not found"}`, "X-Fence-Max: 0.0"},
 		{"PUT", "/r/k", "one", []string{"X-Fence-Token: 5"}, 200, `{"key":"k","max_fence":5}`, "X-Fence-Max: 5"},
@@ -102,7 +102,7 @@ func TestHandlerBadInput(t *testing.T) {
 		method, target, body string
 		header               []string
 		status               int
-		want                 string // part of the sentence
+		want                 string
 	}{
 		{"PUT", "/r/k", "v", nil, 400, "X-Fence-Token is missing: send the fencing token of your lock grant"},
 		{"PUT", "/r/k", "v", []string{"X-Fence-Token: "}, 400, "X-Fence-Token is empty"},
@@ -154,7 +154,7 @@ func TestHandlerBadInput(t *testing.T) {
 	require.Equal(t, 200, got.Code, "a value of exactly the limit")
 }
 
-// TestHandlerBody sends requests as they are, and ends the sending side.
+// The requests are raw, and the sending side is closed.
 func TestHandlerBody(t *testing.T) {
 	store := resource.NewMemory()
 	addr := strings.TrimPrefix(serve(t, store, &resource.HandlerOptions{MaxBody: 10}), "http://")
@@ -195,7 +195,7 @@ func TestHandlerKeys(t *testing.T) {
 func TestHandlerHead(t *testing.T) {
 	h := newHandler(t, resource.NewMemory(), nil)
 	ask(t, h, "PUT", "/r/k", "value", "X-Fence-Token: 5")
-	for _, c := range []struct{ header, want string }{{"Accept: */*", "5"}, {"X-Fence-Token: 7", "7.0"}} { // a fenced HEAD raises like a fenced GET
+	for _, c := range []struct{ header, want string }{{"Accept: */*", "5"}, {"X-Fence-Token: 7", "7.0"}} {
 		got := ask(t, h, "HEAD", "/r/k", "", c.header)
 		require.Equal(t, 200, got.Code)
 		require.NotEmpty(t, got.Header().Get("Content-Length"))
@@ -233,8 +233,8 @@ func TestHandlerUnfenced(t *testing.T) {
 		status       int
 		want         string
 	}{
-		{"GET", "", []string{"X-Fence-Token: 5"}, 200, `{"key":"k","value":"","max_fence":0}`}, // as with fencing on
-		{"GET", "", nil, 404, `{"error":"key not found"}`},                                     // the read above left no trace
+		{"GET", "", []string{"X-Fence-Token: 5"}, 200, `{"key":"k","value":"","max_fence":0}`},
+		{"GET", "", nil, 404, `{"error":"key not found"}`}, // the read above left no trace
 		{"PUT", "a", []string{"X-Fence-Token: 5"}, 200, `{"key":"k","max_fence":5}`},
 		{"GET", "", []string{"X-Fence-Token: 9"}, 200, `{"key":"k","value":"a","max_fence":5}`},
 		{"PUT", "late", []string{"X-Fence-Token: 3"}, 200, `{"key":"k","max_fence":3}`},
@@ -276,7 +276,7 @@ func TestHandlerOptionsRefused(t *testing.T) {
 func TestHandlerMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	h := newHandler(t, resource.NewMemory(), &resource.HandlerOptions{Registerer: reg})
-	for _, token := range []string{"5", "4", "5", "6", "bad"} { // accepted, stale, repeat, accepted, invalid
+	for _, token := range []string{"5", "4", "5", "6", "bad"} {
 		ask(t, h, "PUT", "/r/k", "v", "X-Fence-Token: "+token)
 	}
 	ask(t, h, "GET", "/r/k", "", "X-Fence-Token: 1")
@@ -301,7 +301,6 @@ type failing struct {
 
 func (f failing) Write(context.Context, string, resource.Fence, []byte) error { return f.err }
 
-// TestHandlerStoreFails: the client learns whether a repeat helps, and only the log has details.
 func TestHandlerStoreFails(t *testing.T) {
 	for _, c := range []struct {
 		err        error
@@ -341,7 +340,6 @@ func TestHandlerStoreFails(t *testing.T) {
 	}
 }
 
-// TestHandlerClientGone: a call that its client gave up is no failure of the store.
 func TestHandlerClientGone(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()

@@ -9,10 +9,10 @@ import (
 // ErrJump is wrapped by the error of a call that [LimitJumps] refuses. Nothing was changed.
 var ErrJump = errors.New("resource: the fencing token is too far ahead")
 
-// LimitJumps wraps s to refuse a token that exceeds the greatest one seen for the key by more than maxJump. A token of 2^64-1, sent
-// by mistake, would otherwise lock the key for ever. Each call costs a read. Many small jumps still get through. maxJump must
-// exceed the first token for a key; 1<<48 is enough for etcd, Consul and ZooKeeper, whose tokens count all of their cluster's
-// changes, and for a Redis whose counters are reaped.
+// LimitJumps wraps s to refuse a token that exceeds the greatest one seen for the key by more than maxJump. A token of 2^64-1,
+// sent by mistake, would otherwise lock the key for ever. Each call costs a read. Many small jumps still get through. maxJump
+// must exceed the first token for a key; 1<<48 is enough for etcd, Consul and ZooKeeper, whose tokens count all changes of a
+// cluster, and for a Redis whose counters are reaped.
 func LimitJumps(s Store, maxJump uint64) Store { return &limited{s, maxJump} }
 
 type limited struct {

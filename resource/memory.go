@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Memory is a [Store] in memory, for tests and as the reference for what a Store does.
+// Memory is a [Store] in memory, for tests and as the reference.
 type Memory struct {
 	mu      sync.Mutex
 	records map[string]Record
@@ -92,7 +92,7 @@ func (m *Memory) SetFence(ctx context.Context, key string, token uint64) error {
 	return err
 }
 
-// Close is [Store.Close]. The records are gone.
+// Close is [Store.Close]. The records are lost.
 func (m *Memory) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package resource enforces fencing: a [Store] refuses a write unless its [Fence] is greater than every fence it has accepted.
-// So a lock holder that was paused for longer than its TTL can't write after its successor (Kleppmann, "How to do
-// distributed locking", 2016). This package knows nothing of locks.
+// Package resource enforces fencing: a [Store] refuses a write unless its [Fence] is greater than every fence it has accepted. So
+// a lock holder that was paused for longer than its TTL can't write after its successor (Kleppmann, "How to do distributed
+// locking", 2016).
 package resource
 
 import (
@@ -22,7 +22,7 @@ const MaxKeyLen = 512
 var (
 	// ErrNotFound is returned for a key that has neither been written nor read with a fence.
 	ErrNotFound = errors.New("resource: key not found")
-	// ErrClosed is returned by every call on a closed [Store].
+	// ErrClosed is returned by calls on a closed [Store].
 	ErrClosed = errors.New("resource: store is closed")
 	// ErrUnfenced is wrapped by a [Client]'s error if the server didn't check the token. The call may have taken effect.
 	ErrUnfenced = errors.New("resource: the fencing token was not enforced")
@@ -30,24 +30,24 @@ var (
 	ErrTooLarge = errors.New("resource: value is too large")
 	// ErrNoRoom is wrapped by the error of a call on a full [Store]. Nothing was changed.
 	ErrNoRoom = errors.New("resource: the store has no room")
-	// ErrApplied is matched by a [*StaleTokenError] whose write has the greatest fence accepted and the value stored. Since a
-	// [Fence] is for one call, this write is the one that was accepted. If the lock may grant a token twice, put an idempotency key
-	// into the value, so that two holders' writes differ.
+	// ErrApplied is matched by a [*StaleTokenError] whose write has the greatest fence accepted and the value stored: since a
+	// [Fence] is for one call, that write was accepted. If the lock may grant a token twice, put an idempotency key into the
+	// value, so that two holders' writes differ.
 	ErrApplied = errors.New("resource: this write is already applied")
 )
 
-// Fence orders calls by Token, which comes from the lock's grant, and then by Seq, which counts the calls under one grant from 1.
-// Use a pair for one call only; repeating that call is fine. A fenced read may have Seq 0: it comes after every call of earlier
-// grants, and any call of its own grant may come before it.
+// Fence orders calls by Token, which comes from the lock's grant, and then by Seq, which counts the grant's calls from 1. Use a
+// pair for one call only; repeating that call is fine. A fenced read may have Seq 0: it comes after all calls of earlier grants,
+// in no order with calls of its own grant.
 type Fence struct {
 	Token uint64
 	Seq   uint64
 }
 
-// NewFence makes a Fence of a token and a call's number, as a lock's handle returns them: NewFence(handle.Next()).
+// NewFence makes a Fence of what a lock's handle returns: NewFence(handle.Next()).
 func NewFence(token, seq uint64) Fence { return Fence{Token: token, Seq: seq} }
 
-// Compare returns -1, 0 or +1 if f is less than, equal to or greater than g.
+// Compare compares f and g like [cmp.Compare].
 func (f Fence) Compare(g Fence) int {
 	return cmp.Or(cmp.Compare(f.Token, g.Token), cmp.Compare(f.Seq, g.Seq))
 }
@@ -82,9 +82,8 @@ func ParseFence(s string) (Fence, error) {
 	return Fence{Token: t, Seq: n}, nil
 }
 
-// AdmitsWrite is the fencing rule for writes: got must be strictly greater than everything seen, so that of two calls with an equal
-// fence only the first is accepted. Stores that decide on their server repeat it there: redisstore in a
-// script, pgstore in SQL, dynamostore in a condition. So do the judge and the model, which must not share a mistake of this one.
+// AdmitsWrite is the fencing rule for writes: got must be greater than everything seen. redisstore, pgstore and dynamostore
+// repeat it on their servers; so do the judge and the model, which must not share its mistakes.
 func AdmitsWrite(seen, got Fence) bool { return got.Compare(seen) > 0 }
 
 // AdmitsRead is the fencing rule for reads: got must not be less than anything seen. With Seq 0 a grant may read until a later
@@ -96,7 +95,7 @@ func AdmitsRead(seen, got Fence) bool {
 // Record is what a [Store] holds for a key. Value is nil only if the key was never written.
 type Record struct {
 	Value    []byte
-	MaxFence Fence // the greatest fence accepted so far
+	MaxFence Fence // the greatest accepted
 }
 
 // CheckWrite returns nil or a [*StaleTokenError], by rules 1 and 2 of [Store].
@@ -140,17 +139,16 @@ func (r Record) CheckRead(key string, f Fence) error {
 //  11. A store that is an [Overwriter] sets the value whatever the fence, keeps the greatest fence offered, and then keeps the
 //     rules above. [Overwrites]
 type Store interface {
-	// Write sets key's value if f is greater than every fence accepted for key. f.Token and f.Seq must be at least 1.
-	// After an error other than [*StaleTokenError], [ErrTooLarge], [ErrNoRoom] and [ErrJump] the write may have taken effect: repeat
-	// the call to find out (rule 2). Once a later fence has been accepted, the repeat can't tell; see also [ErrApplied].
+	// Write sets key's value if f is greater than every fence accepted for key. f.Token and f.Seq must be at least 1. After an
+	// error other than [*StaleTokenError], [ErrTooLarge], [ErrNoRoom] and [ErrJump] the write may have taken effect: repeat the
+	// call before a later fence is accepted to find out (rule 2; see also [ErrApplied]).
 	Write(ctx context.Context, key string, f Fence, value []byte) error
-	// Read returns key's record, or [ErrNotFound]. A holder that writes what it computes from the value must use ReadFenced.
+	// Read returns key's record, or [ErrNotFound]. To write a value computed from it, use ReadFenced instead.
 	Read(ctx context.Context, key string) (Record, error)
-	// ReadFenced raises key's fence to f and atomically returns the record. f.Token must be at least 1; f.Seq may be 0. A new
-	// key has a nil Value, which is no error.
+	// ReadFenced atomically raises key's fence to f and returns the record. f.Token must be at least 1; f.Seq may be 0. A new key
+	// has a nil Value, which is no error.
 	ReadFenced(ctx context.Context, key string, f Fence) (Record, error)
-	// Close waits for calls that have not returned, then releases the store's resources. A call that ended with its ctx may still
-	// take effect.
+	// Close waits for calls in flight, then releases the store's resources. A call that ended with its ctx may still take effect.
 	Close() error
 }
 
@@ -168,24 +166,24 @@ type Overwriter interface {
 	Overwrite(ctx context.Context, key string, f Fence, value []byte) error
 }
 
-// StaleTokenError means that a call was refused because of its fence, and changed nothing, unless a client library has repeated a
-// fenced read: its first attempt may have raised the fence.
+// StaleTokenError means that a call was refused because of its fence and changed nothing, unless a client library repeated a
+// fenced read whose first attempt raised the fence.
 type StaleTokenError struct {
 	Key     string
-	Seen    Fence // the greatest fence accepted
-	Got     Fence // the fence of the refused call
-	Applied bool  // the refused write has the greatest fence accepted and the value stored, see [ErrApplied]
+	Seen    Fence
+	Got     Fence
+	Applied bool // see [ErrApplied]
 }
 
 func (e *StaleTokenError) Error() string {
 	s := fmt.Sprintf("resource: stale fencing token for %q: seen %d, got %d", e.Key, e.Seen.Token, e.Got.Token)
-	if e.Seen.Token == e.Got.Token { // one grant: show the numbers
+	if e.Seen.Token == e.Got.Token { // one grant
 		s = fmt.Sprintf("resource: stale fence for %q: seen %v, got %v", e.Key, e.Seen, e.Got)
 	}
 	switch {
 	case e.Applied:
 		s += " (already applied)"
-	case e.Seen == e.Got && e.Seen.Seq < math.MaxUint64: // no read: one would be admitted
+	case e.Seen == e.Got && e.Seen.Seq < math.MaxUint64: // not a read, which would be admitted
 		s += fmt.Sprintf(": a further write under this token takes Seq %d", e.Seen.Seq+1)
 	}
 	return s

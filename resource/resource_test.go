@@ -68,11 +68,11 @@ func TestStaleTokenError(t *testing.T) {
 	require.EqualError(t, err, `resource: stale fence for "k": seen 7, got 7: a further write under this token takes Seq 2`)
 	err.Applied = true
 	require.EqualError(t, err, `resource: stale fence for "k": seen 7, got 7 (already applied)`)
-	top := resource.Fence{Token: 7, Seq: math.MaxUint64} // after which there is none
+	top := resource.Fence{Token: 7, Seq: math.MaxUint64}
 	require.EqualError(t, &resource.StaleTokenError{Key: "k", Seen: top, Got: top}, `resource: stale fence for "k": seen 7.18446744073709551615, got 7.18446744073709551615`)
 }
 
-// A key that was never written holds no write to repeat, whatever its fence.
+// A key that was never written has no write to repeat.
 func TestCheckWriteOfUnwritten(t *testing.T) {
 	f := resource.Fence{Token: 7, Seq: 1}
 	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: f, Got: f}, resource.Record{MaxFence: f}.CheckWrite("k", f, nil))

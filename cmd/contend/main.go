@@ -61,7 +61,7 @@ some of them, and leaves the others' lines as they are.
   contend -experiment reports/results/contention -sweep network`,
 }
 
-// The load's garbage collector competes with the lock's server for cores; at GOGC=100 it runs four times as often.
+// The load competes with the lock's server for cores; at GOGC=100 its garbage collector runs four times as often.
 const gcPercent = 400
 
 func main() {
@@ -121,12 +121,12 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return errors.New("contend: -sweep is for an experiment: give its directory with -experiment")
 	}
 	if *experiment != "" {
-		from := testbed.Provider("") // from the environment
+		from := testbed.Provider("")
 		if *provider != "none" {
 			from = testbed.Provider(*provider)
 		}
 		var seed *uint64
-		fs.Visit(func(f *flag.Flag) { // set by an argument or the environment
+		fs.Visit(func(f *flag.Flag) {
 			if f.Name == "seed" {
 				seed = &c.Seed
 			}
@@ -149,7 +149,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	j := bench.Job{Config: c, Prefix: c.Prefix}
 	if *provider != "none" && *lock == os.Getenv("FENCELAB_LOCK") {
-		*lock = "" // the variable is that of cron jobs, whose servers this load must not meet by accident
+		*lock = "" // the variable is for cron jobs, whose servers this load must not hit by accident
 	}
 	if *lock != "" {
 		spec, err := locks.Parse(*lock)
@@ -189,7 +189,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return errors.Join(report(*output, stdout, res), err)
 }
 
-// report prints a result and saves it as -o says. It returns an error if the lock is broken or idle.
+// report prints a result and saves it as -o says. A broken or idle lock is an error.
 func report(output string, stdout io.Writer, res *load.Result) (err error) {
 	if output == "-" {
 		err = json.NewEncoder(stdout).Encode(res)
@@ -217,7 +217,7 @@ func reach(ctx context.Context, j bench.Job) error {
 	if len(addrs) == 0 {
 		addrs = locks.Addrs(service)
 	}
-	if service == locks.Redis && len(addrs) > 1 { // redsync's
+	if service == locks.Redis && len(addrs) > 1 { // redsync
 		service = locks.Redlock
 	}
 	spec := locks.Spec{Lock: service, Addrs: addrs, TTL: j.Config.TTL.D()}

@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 		}
 		return l, err
 	}
-	if os.Getenv(bench.ChildEnv) != "" { // of a test's own run
+	if os.Getenv(bench.ChildEnv) != "" {
 		main()
 		return
 	}
@@ -66,7 +66,7 @@ type withRedis struct{ m *testing.M }
 
 func (w withRedis) Run() int { return testmain.Code(w.m, testmain.Redis(&redisServer)) }
 
-// TestScripts: what is wrong is detected before a server is asked or started.
+// Errors must be detected before a server is asked or started.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata", RequireExplicitExec: true, Setup: func(e *testscript.Env) error {
 		results, err := filepath.Abs("../../reports/results")
@@ -77,8 +77,7 @@ func TestScripts(t *testing.T) {
 	}})
 }
 
-// measured repeats a short run until it has a critical section and a release: there may be none while the machine is
-// stalled.
+// measured repeats a short run until it has a critical section and a release, which a stalled machine may not have.
 func measured(t *testing.T, args ...string) (string, *load.Result) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "result.json")
@@ -88,14 +87,13 @@ func measured(t *testing.T, args ...string) (string, *load.Result) {
 			"-duration", d.String(), "-o", file), &out)
 		require.NoError(t, err, out.String())
 		res := &results(t, file)[0]
-		if res.Sections > 0 && res.Release.Count > 0 { // one that ends after the window is not counted
+		if res.Sections > 0 && res.Release.Count > 0 { // releases after the window don't count
 			return out.String(), res
 		}
 		require.Less(t, d, 10*time.Second, "no section or no release")
 	}
 }
 
-// results are those in a file.
 func results(t *testing.T, file string) (all []load.Result) {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -108,7 +106,6 @@ func results(t *testing.T, file string) (all []load.Result) {
 	return all
 }
 
-// experiment returns a directory with a config.json.
 func experiment(t *testing.T, config string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -116,7 +113,6 @@ func experiment(t *testing.T, config string) (dir string) {
 	return dir
 }
 
-// record runs the experiment in dir on redisServer.
 func record(t *testing.T, dir string, args ...string) error {
 	t.Helper()
 	testbed.Need(t, redisServer.Real())
@@ -140,7 +136,6 @@ func TestOpen(t *testing.T) {
 	require.Equal(t, res.BacklogStart+res.Arrivals, res.Sections+res.Failed+res.Unserved.Count)
 }
 
-// TestPing: it is no lock and isn't checked as one.
 func TestPing(t *testing.T) {
 	out, res := measured(t, "-closed", "-backend", "ping", "-contenders", "4", "-work", "1ms")
 	require.Contains(t, out, "ping (server unknown): closed model")
@@ -150,7 +145,6 @@ func TestPing(t *testing.T) {
 	require.Zero(t, res.Failed)
 }
 
-// TestBaton: one holder at a time.
 func TestBaton(t *testing.T) {
 	_, res := measured(t, "-closed", "-backend", "baton", "-contenders", "4", "-work", "1ms")
 	require.Zero(t, res.Failed)
@@ -162,14 +156,13 @@ func TestBaton(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	key := t.Name() + uuid.NewString()
-	for range 2 { // the second one needs the first one's release
+	for range 2 {
 		lease, err := l.Acquire(ctx, key)
 		require.NoError(t, err)
 		require.NoError(t, lease.Release(ctx))
 	}
 }
 
-// TestDelay: every request takes a round trip at least.
 func TestDelay(t *testing.T) {
 	_, res := measured(t, "-closed", "-contenders", "2", "-delay", "5ms")
 	require.Zero(t, res.Failed)
@@ -178,7 +171,6 @@ func TestDelay(t *testing.T) {
 	require.Equal(t, load.Duration(5*time.Millisecond), res.Config.Delay)
 }
 
-// TestProcessors: GOMAXPROCS is limited, and restored.
 func TestProcessors(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
 	for processors, used := range map[int]int{1: 1, 0: 3} {
@@ -189,7 +181,6 @@ func TestProcessors(t *testing.T) {
 	}
 }
 
-// TestCloseFails: if a client can't be closed, the result is still printed and saved.
 func TestCloseFails(t *testing.T) {
 	t.Setenv(failEnv, sticks)
 	file := filepath.Join(t.TempDir(), "result.json")
@@ -207,7 +198,6 @@ func TestCloseFails(t *testing.T) {
 	require.Len(t, results(t, filepath.Join(dir, "data.jsonl")), 2)
 }
 
-// TestProcessFails: a killed child ends the experiment with an error that names the run.
 func TestProcessFails(t *testing.T) {
 	t.Setenv(failEnv, kills)
 	dir := experiment(t, `{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
@@ -216,7 +206,7 @@ func TestProcessFails(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "data.jsonl"))
 }
 
-// mark is in the environment of all that this process starts from now on.
+// mark marks the environment of all processes started from now on.
 func mark(t *testing.T) string {
 	t.Helper()
 	id := uuid.NewString()
@@ -224,13 +214,12 @@ func mark(t *testing.T) string {
 	return "CONTEND_TEST=" + id
 }
 
-// marked are the processes with env in their environment.
 func marked(t *testing.T, env string) (pids []int) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
 	assert.NoError(t, err)
 	for _, f := range files {
-		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), env) { // else it has gone, or is another user's
+		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), env) { // else it has ended, or is another user's
 			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
 			assert.NoError(t, err)
 			pids = append(pids, pid)
@@ -239,7 +228,7 @@ func marked(t *testing.T, env string) (pids []int) {
 	return pids
 }
 
-// TestExperimentInterrupted: no child or server survives it. Earlier data and partial results do.
+// No child or server survives; earlier data and partial results do.
 func TestExperimentInterrupted(t *testing.T) {
 	testbed.Need(t, redisServer.Real()) // the experiment starts one itself
 	dir := experiment(t, `{"defaults": {"backend": "redis", "ttl": "10s", "contenders": 2},
@@ -264,23 +253,22 @@ func TestExperimentInterrupted(t *testing.T) {
 		require.Len(t, all, 1)
 		require.Equal(t, "short", all[0].Config.Name)
 	}
-	served() // by now: a killed process couldn't write it later
+	served() // a killed process couldn't write it later
 	require.NotEmpty(t, marked(t, mark))
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	var last string
-	for said.Scan() { // to the end: all that could write there has gone
+	for said.Scan() { // until all writers have ended
 		last = said.Text()
 	}
 	require.Error(t, cmd.Wait())
 	require.Regexp(t, `data\.jsonl is as it was, and .*data\.jsonl\.partial has what was run: run 2 of 2`, last)
-	require.Eventually(t, func() bool { return len(marked(t, mark)) == 0 }, time.Minute, time.Millisecond) // the kernel may still be at it
+	require.Eventually(t, func() bool { return len(marked(t, mark)) == 0 }, time.Minute, time.Millisecond) // the kernel may be slow
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, "earlier", string(b))
 	served()
 }
 
-// TestInterrupted reads a run's metrics in another process and interrupts it.
 func TestInterrupted(t *testing.T) {
 	testbed.Need(t, redisServer.Real())              // the command starts one itself
 	t.Setenv("FENCELAB_LOCK", "redis://127.0.0.1:1") // -testbed wins
@@ -310,7 +298,7 @@ func TestInterrupted(t *testing.T) {
 			require.Contains(t, text, "dlock_acquire_successes_total")
 		}
 		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-		for said.Scan() { // to the end, so that nobody waits for a reader
+		for said.Scan() { // so that no writer blocks
 		}
 		require.NoError(t, cmd.Wait())
 		res := results(t, file)[0]
@@ -360,7 +348,7 @@ func TestExperiment(t *testing.T) {
 	require.EqualValues(t, 1, results(t, filepath.Join(dir, "data.jsonl"))[0].Config.Seed)
 }
 
-// TestSweep: only its runs are replaced, and all others must be there.
+// Only the sweep's runs are replaced; all others must exist.
 func TestSweep(t *testing.T) {
 	dir := experiment(t, `{
 		"defaults": {"backend": "redis", "ttl": "10s", "duration": "20ms", "seed": 1}, "rounds": 2,
@@ -376,7 +364,7 @@ func TestSweep(t *testing.T) {
 	line := func(c load.Config) string {
 		b, err := json.Marshal(load.Result{Config: c, Seconds: 1})
 		require.NoError(t, err)
-		return " " + string(b) + "\n" // not as contend writes it
+		return " " + string(b) + "\n" // not contend's format
 	}
 	file := filepath.Join(dir, "data.jsonl")
 	sweep := func(name string, lines ...string) error {
@@ -384,7 +372,7 @@ func TestSweep(t *testing.T) {
 		return record(t, dir, "-sweep", name)
 	}
 	for _, name := range []string{"a", "b"} {
-		old := []string{line(load.Config{Name: name, Backend: "gone"})} // which config.json had before
+		old := []string{line(load.Config{Name: name, Backend: "gone"})} // from an older config.json
 		for _, c := range slices.Backward(configs) {
 			if c.Name != name || c.Round == 1 { // one round was never run
 				old = append(old, line(c))
@@ -410,7 +398,6 @@ func TestSweep(t *testing.T) {
 	require.NoFileExists(t, file+".partial", "nothing was run")
 }
 
-// TestCommitted: recorded data matches its config.
 func TestCommitted(t *testing.T) {
 	for _, name := range []string{"contention", "fairness"} {
 		dir := filepath.Join("../../reports/results", name)

@@ -1,4 +1,4 @@
-// Command demo shows that a frozen holder corrupts data without fencing and is refused with it.
+// Command demo shows how a frozen holder corrupts data without fencing and is refused with it.
 package main
 
 import (
@@ -140,7 +140,7 @@ func (p *printer) printf(format string, args ...any) {
 	}
 }
 
-// names returns the hazards that one Redis has without a fault of the server.
+// names returns the hazards on one Redis without a fault of the server.
 func names() []string {
 	var names []string
 	for _, s := range scenarios.Hazards() {
@@ -163,7 +163,7 @@ func progress(out *printer) func(history.Event) {
 	}
 }
 
-// sideBySide marks where the traces and verdicts of two runs differ, and ends with the findings.
+// sideBySide shows where the traces and verdicts of two runs differ, and the findings.
 func sideBySide(left, right reports.Run) string {
 	l, r := column(left), column(right)
 	width := 0

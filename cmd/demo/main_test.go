@@ -45,7 +45,6 @@ func TestDemo(t *testing.T) {
 	require.Equal(t, history.Safe, history.Judge(events).Verdict)
 }
 
-// TestInterrupted: a worker is frozen.
 func TestInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-testbed", "embedded", "-ttl", "1h", "-pause", "2h", "-o", filepath.Join(dir, "demo.html"))

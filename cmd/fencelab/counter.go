@@ -26,15 +26,14 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// last is the record of a lock whose last token is n.
 func last(n uint64) resource.Record {
 	return resource.Record{MaxFence: resource.Fence{Token: n, Seq: 1}}
 }
 
 var errNotANumber = errors.New("is not a number")
 
-// counter is that of a redislock without a prefix. A reaped one restarts from fence-floor. In a Cluster none is reaped,
-// and a lock doesn't read the floor from another node.
+// counter is the counter of a redislock without a prefix. A reaped one restarts from fence-floor. In a Cluster none is reaped, and
+// locks don't read the floor from another node.
 type counter struct{ *redis.Client }
 
 func (c counter) Read(ctx context.Context, key string) (resource.Record, error) {
@@ -69,7 +68,7 @@ return 1`)
 func (c counter) set(ctx context.Context, key string, token uint64, lower bool) error {
 	keys := []string{"fence:{" + key + "}", "lock:{" + key + "}", "fence-floor"}
 	err := setCounter.Run(ctx, c, keys, token, lower).Err()
-	if redis.HasErrorPrefix(err, "CROSSSLOT ") { // a Cluster
+	if redis.HasErrorPrefix(err, "CROSSSLOT ") {
 		err = setCounter.Run(ctx, c, keys[:2], token, lower).Err()
 	}
 	return err
@@ -80,7 +79,7 @@ type row struct{ *pgx.Conn }
 
 func openRow(ctx context.Context, url string) (fence, error) {
 	config, err := pgxpool.ParseConfig(url) // as the lock does: the URL may have a pool's parameters
-	if err != nil {                         // which may quote a password
+	if err != nil {                         // it may quote a password
 		return nil, errors.New("the PostgreSQL address is not a postgres:// URL, as in postgres://user@host:5432/db")
 	}
 	c, err := pgx.ConnectConfig(ctx, config.ConnConfig)
@@ -112,12 +111,11 @@ func (r row) set(ctx context.Context, key string, token uint64, lower bool) erro
 	return err
 }
 
-// object is the counter of an s3lock.
 type object struct{ onaws.Bucket }
 
 func openObject(at string) (fence, error) {
 	u, err := url.Parse(at)
-	if err != nil { // which would quote a secret
+	if err != nil { // it would quote a secret
 		return nil, errors.New("the s3 address is not a URL")
 	}
 	config, err := onaws.Config(u, &http.Client{})
@@ -133,7 +131,7 @@ func (o object) Read(ctx context.Context, key string) (resource.Record, error) {
 
 func (o object) name(key string) *string { return aws.String(o.Prefix + "lock/" + s3object.Name(key)) }
 
-// get returns what a lock's object holds, and its ETag. A lease that is over has no owner.
+// get returns a lock's object and its ETag. An expired lease has no owner.
 func (o object) get(ctx context.Context, key string) (h s3object.Lock, etag string, err error) {
 	out, err := o.Client.GetObject(ctx, &s3.GetObjectInput{Bucket: &o.Name, Key: o.name(key)})
 	if _, missing := errors.AsType[*types.NoSuchKey](err); missing {
@@ -153,7 +151,7 @@ func (o object) get(ctx context.Context, key string) (h s3object.Lock, etag stri
 	return h, aws.ToString(out.ETag), nil
 }
 
-// set restarts the lease of a holder.
+// set also restarts a holder's lease.
 func (o object) set(ctx context.Context, key string, token uint64, lower bool) error {
 	for {
 		h, etag, err := o.get(ctx, key)
@@ -163,7 +161,7 @@ func (o object) set(ctx context.Context, key string, token uint64, lower bool) e
 		if h.Fence = token; h.Held {
 			h.Fence++
 		}
-		h.Nonce = rand.Text() // nobody's, or a holder would take this for its own write
+		h.Nonce = rand.Text() // or a holder would take this for its own write
 		body, err := json.Marshal(h)
 		if err != nil {
 			return err

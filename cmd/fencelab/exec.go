@@ -56,13 +56,13 @@ const (
 	exitSignal    = 128 // plus the signal
 )
 
-// passedOn lists the signals to pass on, without ignored ones: SIGHUP under nohup, SIGINT under a shell's &. (Go doesn't report
+// passedOn lists the signals to pass on, except ignored ones: SIGHUP under nohup, SIGINT under a shell's &. (Go doesn't report
 // others.)
 var passedOn = slices.DeleteFunc([]os.Signal{
 	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
 }, signal.Ignored)
 
-// Parts of the TTL. Two renewals have failed by the first.
+// Parts of the TTL. By termBefore, two renewals have failed.
 const (
 	termBefore = 6
 	killBefore = 30
@@ -71,10 +71,10 @@ const (
 const (
 	minTTL         = time.Second
 	releaseTimeout = 2 * time.Second
-	killMost       = 5 // seconds until a command that SIGKILL doesn't end is given up
+	killMost       = 5 // seconds until a command that survives SIGKILL is given up
 )
 
-// caught has the signals since the program's start; cli.Main's ctx would lose which one it was.
+// caught has all signals since the start: cli.Main's ctx doesn't tell which it was.
 var caught = make(chan os.Signal, 16)
 
 func catchSignals() {
@@ -160,7 +160,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			_ = locker.Close()
 		}
 	}()
-	if err := cli.Reach(ctx, backend.Ping); err != nil { // it would look like a lock that is held
+	if err := cli.Reach(ctx, backend.Ping); err != nil { // it would look like a held lock
 		return fmt.Errorf("can't use %v: %w (are the port, TLS and the password in the URL right?)", spec, err)
 	}
 	h, err := acquire(ctx, locker, *key, *try, *wait)
@@ -189,8 +189,8 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return err
 }
 
-// untilSignal returns a context that a signal ends, until begin is called: from then on signals are the command's. begin returns the exit
-// code of a signal that came before.
+// untilSignal returns a context that a signal ends, until begin is called, after which signals are the command's. begin returns
+// the exit code of an earlier signal.
 func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, begin func() error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -227,12 +227,12 @@ func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait ti
 	return l.Acquire(ctx, key)
 }
 
-// errStillRuns: the command has other privileges, for one.
+// errStillRuns can mean that the command has other privileges.
 var errStillRuns = errors.New("it can't be killed and is still running")
 
-// runUnder runs cmd under a lease, from begin on. The error has the exit code of a command that failed.
+// runUnder calls begin and runs cmd under a lease. The error has a failed command's exit code.
 func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.Duration, begin func() error) (err error) {
-	if err := h.Renew(ctx); err != nil && !errors.Is(err, dlock.ErrMaxHold) { // one that was handed over can be short
+	if err := h.Renew(ctx); err != nil && !errors.Is(err, dlock.ErrMaxHold) { // a lease that was handed over can be short
 		return err
 	}
 	g, err := startGuard()
@@ -276,7 +276,7 @@ func cannotRun(err error) (code int) {
 	return exitCannotRun
 }
 
-// supervise returns when the command has exited: nil, or why it was stopped.
+// supervise returns nil when the command has exited, or why it was stopped.
 func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal), signals <-chan os.Signal, maxHold time.Duration) (lost error) {
 	term, kill := h.TTL()/termBefore, h.TTL()/killBefore
 	check := time.NewTimer(0)
@@ -299,7 +299,7 @@ func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal
 				send(syscall.SIGKILL)
 				kills++
 				check.Reset(time.Second)
-			case left > term: // renewed meanwhile
+			case left > term:
 				check.Reset(left - term)
 			default:
 				lost = fmt.Errorf("%w: it was not renewed", dlock.ErrLost)
@@ -317,7 +317,7 @@ func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal
 type guard struct {
 	*exec.Cmd
 	in      io.Writer
-	command int // the command's process, which may lead a group of its own; 0: it hasn't started
+	command int // the command's process, which may lead its own group; 0: not started
 }
 
 const guardScript = `trap '' HUP INT QUIT TERM USR1 USR2 ALRM PIPE ABRT TSTP TTIN TTOU
@@ -339,15 +339,15 @@ func startGuard() (*guard, error) {
 	return g, nil
 }
 
-// watch has the guard kill the command's own group too, if it makes one.
+// watch makes the guard kill the command's own group too, if it makes one.
 func (g *guard) watch(command int) {
 	g.command = command
-	_, _ = fmt.Fprintln(g.in, command) // the guard can be dead only if somebody has killed it
+	_, _ = fmt.Fprintln(g.in, command) // the guard is dead only if somebody has killed it
 }
 
 // signal signals both groups, and continues stopped processes so that they get it. The guard's group exists until the guard is
-// reaped. The other's id is the command's pid. Once the command is reaped and has left no group, another process may get it, but
-// Linux first hands out all other ids, and g.end is called at once.
+// reaped. The other's id is the command's pid; after it is reaped and its group gone, another process may get the id, but Linux
+// first hands out all others, and g.end is called at once.
 func (g *guard) signal(s syscall.Signal) {
 	for _, group := range []int{g.Process.Pid, g.command} {
 		if group > 0 {
@@ -357,15 +357,15 @@ func (g *guard) signal(s syscall.Signal) {
 	}
 }
 
-// end kills the groups and waits until they are gone, or for a second: the next holder must not meet their last write.
+// end kills the groups and waits up to a second until they are gone: their last write must not overlap with the next holder.
 func (g *guard) end() {
 	g.signal(syscall.SIGKILL)
 	_ = g.Wait()
 	left := func(group int) bool {
-		_, _ = syscall.Wait4(-group, nil, syscall.WNOHANG, nil) // in a container, as pid 1, this process has inherited them
+		_, _ = syscall.Wait4(-group, nil, syscall.WNOHANG, nil) // as pid 1 of a container, this process has inherited them
 		return !errors.Is(syscall.Kill(-group, 0), syscall.ESRCH)
 	}
 	for began := time.Now(); time.Since(began) < time.Second && (left(g.Process.Pid) || g.command > 0 && left(g.command)); {
-		<-time.After(time.Millisecond) // nothing tells when a group is gone
+		<-time.After(time.Millisecond) // nothing notifies of a group's end
 	}
 }

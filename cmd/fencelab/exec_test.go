@@ -25,7 +25,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// renewing is a lock service that renews a lease a few times, and then has an error.
 type renewing struct {
 	dlock.Backend
 	left int
@@ -39,7 +38,7 @@ func (r *renewing) Renew(ctx context.Context, g dlock.Grant) error {
 	return r.Backend.Renew(ctx, g)
 }
 
-// It gives up a command that SIGKILL doesn't end, such as one with other rights. In virtual time.
+// supervise gives up a command that survives SIGKILL, such as one with other privileges.
 func TestSuperviseGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := dlock.New(memlock.New(), &dlock.Options{TTL: 30 * time.Second})
@@ -60,8 +59,8 @@ func TestSuperviseGivesUp(t *testing.T) {
 	})
 }
 
-// A command that ignores SIGTERM gets it when two renewals have failed, and SIGKILL before the lease ends; if the lease is taken
-// away, SIGKILL at once. In virtual time.
+// A command that ignores SIGTERM gets it when two renewals have failed, and SIGKILL before the lease ends, or at once if the
+// lease is taken away.
 func TestSupervise(t *testing.T) {
 	silent := errors.New("no answer")
 	for want, c := range map[string]struct {
@@ -100,7 +99,7 @@ func TestSupervise(t *testing.T) {
 	}
 }
 
-// A lease that ends while the guard starts was not lost by a command: there was none.
+// If the lease ends while the guard starts, no command was stopped.
 func TestOverBeforeTheCommand(t *testing.T) {
 	o := &dlock.Options{TTL: 2 * time.Millisecond, Renew: dlock.Renew{Every: time.Millisecond, MaxHold: 1}}
 	l, err := dlock.New(memlock.New(), o)
@@ -121,7 +120,7 @@ func TestOverBeforeTheCommand(t *testing.T) {
 	}
 }
 
-// A signal ends a start that would take for ever, and is the command's if it comes after.
+// A signal ends a start that would take for ever; a later one is the command's.
 func TestUntilSignal(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	ctx, begin := untilSignal(t.Context(), signals)
@@ -131,7 +130,7 @@ func TestUntilSignal(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, exitSignal+int(syscall.SIGHUP), coded.Code)
 
-	for range 100 { // both are ready
+	for range 100 {
 		_, begin = untilSignal(t.Context(), signals)
 		signals <- syscall.SIGTERM
 		require.Error(t, begin())
@@ -146,7 +145,7 @@ func TestUntilSignal(t *testing.T) {
 	require.Len(t, signals, 1)
 }
 
-// An S3 lock is opened in some twenty requests, which may take longer than other servers have for an answer.
+// Opening an S3 lock takes some twenty requests, and may exceed other servers' timeout.
 func TestSlowS3(t *testing.T) {
 	t.Parallel()
 	server := testmain.Serve(t, testbed.StartS3, nil)

@@ -30,7 +30,7 @@ const fenceExamples = `
   fencelab fence set -counter redis://127.0.0.1:6379 billing/acme 10   # the lock has lost its tokens
   fencelab fence set -force postgres://app@db/app acme 7               # the store got a wrong token`
 
-const lastCounter = 1<<53 - 2 // the greatest that has a next token
+const lastCounter = 1<<53 - 2 // the greatest that has a successor
 
 func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	switch {
@@ -45,7 +45,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	token, force, n := bearer(&fs), false, 2
 	isCounter := fs.Bool("counter", false, "the last token of a lock instead of a store's fence")
 	set := args[0] != "show"
-	if set { // or both, for help
+	if set { // also for help on both
 		fs.BoolVar(&force, "force", false, "also lower it, create it for a key that has none, or replace a Redis counter that isn't a number")
 		c.Args, n = "URL KEY TOKEN", 3
 		if args[0] != "set" {
@@ -75,7 +75,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	rec, err := f.Read(ctx, args[1])
 	old, unreadable := rec.MaxFence, errors.Is(err, errNotANumber)
 	before := "was " + old.String()
-	if unreadable { // or fence-floor, which still is then
+	if unreadable { // or fence-floor, which still can't be
 		before = "couldn't be read"
 	}
 	switch notFound := errors.Is(err, resource.ErrNotFound); {
@@ -110,11 +110,10 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	return err
 }
 
-// fence is a store, or a lock's counter.
 type fence interface {
 	Read(ctx context.Context, key string) (resource.Record, error)
-	// set atomically raises the fence, or with lower lowers it. A counter is set to one more while the lock is held: its holder may
-	// repeat its request, and then gets the counter as its token, which must be no other's.
+	// set atomically raises the fence, or with lower lowers it. While the lock is held, a counter is set to one more: its holder
+	// may repeat its request and get the counter as its token, which must be no other's.
 	set(ctx context.Context, key string, token uint64, lower bool) error
 	Close() error
 }

@@ -31,7 +31,7 @@ func TestCounters(t *testing.T) {
 			case lock == locks.S3:
 				url = onaws.On(onaws.S3, "locks", url)
 			case strings.Contains(url, "?"):
-				url += "&pool_max_conns=2" // as the lock's URL may have
+				url += "&pool_max_conns=2" // the lock's URL may have that
 			default:
 				url += "?pool_max_conns=2"
 			}
@@ -57,7 +57,7 @@ func TestCounters(t *testing.T) {
 			g := take("a/b", "x", 1)
 			says(`the last token of the lock "a/b" is 1`, "show", "-counter", url, "a/b")
 			says("was 1 and is 11", "set", "-counter", url, "a/b", "10")
-			take("a/b", "x", 11) // again: the store may have seen 10
+			take("a/b", "x", 11) // not 10, which the store may have seen
 			_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "a/b", Owner: "y", TTL: time.Hour})
 			require.ErrorIs(t, err, dlock.ErrHeld, "its holder keeps it")
 			require.NoError(t, b.Renew(t.Context(), g))
@@ -67,16 +67,16 @@ func TestCounters(t *testing.T) {
 			says("was 12 and is 7", "set", "-counter", "-force", url, "a/b", "7")
 			take("a/b", "z", 8)
 			says("add -force to create it", "set", "-counter", url, "another", "5")
-			says("was 0 and is 5", "set", "-counter", "-force", url, "another", "5") // its row or object is gone
+			says("was 0 and is 5", "set", "-counter", "-force", url, "another", "5")
 			take("another", "z", 6)
 
-			// It is raised between the command's read and its write.
+			// The counter is raised between the command's read and its write.
 			f, err := openFence(t.Context(), url, "", true)
 			require.NoError(t, err)
 			require.NoError(t, f.set(t.Context(), "another", 4, false))
 			says("is 6", "show", "-counter", url, "another")
 
-			if o, ok := f.(object); ok { // whose lease a new version of the object would restart
+			if o, ok := f.(object); ok { // a new version of the object would restart its lease
 				_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "dead", Owner: "x", TTL: time.Nanosecond})
 				require.NoError(t, err)
 				require.Eventually(t, func() bool {
@@ -96,7 +96,7 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// In a Cluster fence-floor is on another node than most counters. A lock doesn't read it there.
+// fence-floor is on another node than most counters, where a lock doesn't read it.
 func TestFenceInACluster(t *testing.T) {
 	for _, redirect := range []string{"MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"} {
 		m := miniredis.RunT(t)
@@ -137,7 +137,7 @@ func TestFenceInACluster(t *testing.T) {
 	}
 }
 
-// A counter is reaped between the command's read, which has found 10, and its write.
+// The counter is reaped between the command's read, which returned 10, and its write.
 func TestReapedMeanwhile(t *testing.T) {
 	m := miniredis.RunT(t)
 	require.NoError(t, m.Set("fence-floor", "20"))

@@ -1,5 +1,5 @@
-// Command fencelab runs commands under a lock, says whether services can fence, and shows and sets fences. See cmd/README.md, and -h of
-// each.
+// Command fencelab runs commands under a lock, checks that services can fence, and shows and sets fences. See cmd/README.md and
+// -h.
 package main
 
 import (
@@ -55,7 +55,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 
 func misuse(err error) error { return &cli.ExitError{Code: 2, Err: err} }
 
-// parse returns the n arguments after the flags.
 func parse(c cli.Command, fs *flag.FlagSet, n int, args []string, stdout io.Writer) ([]string, error) {
 	switch err := c.Parse(fs, args, stdout); {
 	case errors.Is(err, flag.ErrHelp):

@@ -40,9 +40,9 @@ func (c checked) Run() int {
 	return testmain.Code(c.m)
 }
 
-const patience = time.Minute // for what happens in a moment
+const patience = time.Minute
 
-// TestScripts runs testdata/*.txtar, each with a Redis of its own, at $REDIS and, through a link, at $LOCK.
+// TestScripts runs testdata/*.txtar, each with its own Redis at $REDIS and, through a link, at $LOCK.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
@@ -83,30 +83,28 @@ func TestScripts(t *testing.T) {
 					return (reply == int64(0)) == neg
 				})
 			},
-			// cut cuts the link to $LOCK.
 			"cut": func(ts *testscript.TestScript, _ bool, _ []string) {
 				heal, err := ts.Value("link").(*faults.Link).Cut(context.Background())
 				ts.Check(err)
 				ts.Defer(func() { _ = heal(context.Background()) })
 			},
-			// accept waits for a connection to $SILENT.
 			"accept": func(ts *testscript.TestScript, _ bool, _ []string) {
 				c, err := ts.Value("silent").(net.Listener).Accept()
 				ts.Check(err)
 				ts.Defer(func() { _ = c.Close() })
 			},
-			// await FILE waits until there is a file.
+			// await FILE waits until the file is complete.
 			"await": func(ts *testscript.TestScript, _ bool, args []string) {
 				await(ts, args[0], func() bool {
 					b, err := os.ReadFile(ts.MkAbs(args[0]))
 					return err == nil && bytes.HasSuffix(b, []byte("\n"))
 				})
 			},
-			// signal NAME FILE sends a signal to the process in a file.
+			// signal NAME FILE signals the process whose pid is in FILE.
 			"signal": func(ts *testscript.TestScript, _ bool, args []string) {
 				ts.Check(syscall.Kill(pid(ts, args[1]), unix.SignalNum("SIG"+args[0])))
 			},
-			// gone FILE waits until the process in a file has ended.
+			// gone FILE waits until that process has ended.
 			"gone": func(ts *testscript.TestScript, _ bool, args []string) {
 				n := pid(ts, args[0])
 				await(ts, fmt.Sprintf("the end of %d (%s)", n, args[0]), func() bool {
@@ -114,7 +112,7 @@ func TestScripts(t *testing.T) {
 						return true
 					}
 					stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n))
-					return runtime.GOOS == "linux" && strings.Contains(string(stat), ") Z ") // nobody reaps it
+					return runtime.GOOS == "linux" && strings.Contains(string(stat), ") Z ")
 				})
 			},
 		},

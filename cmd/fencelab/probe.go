@@ -38,7 +38,7 @@ Exit codes: 0 nothing is bad; 1 something is bad; 2 wrong arguments.`,
   fencelab probe 's3://bucket?endpoint=http://127.0.0.1:7070'`,
 }
 
-const probeTimeout = 10 * time.Second // for each server
+const probeTimeout = 10 * time.Second
 
 func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 	var fs flag.FlagSet
@@ -85,7 +85,7 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 	return p.err
 }
 
-const warning, bad = "warning", "bad" // the levels of a check
+const warning, bad = "warning", "bad" // levels of a check
 
 type probe struct {
 	out io.Writer
@@ -93,7 +93,6 @@ type probe struct {
 	err error // of out
 }
 
-// expect prints yes if good, else no at the level.
 func (p *probe) expect(good bool, level, yes, no string) {
 	if good {
 		level, no = "ok", yes
@@ -103,7 +102,7 @@ func (p *probe) expect(good bool, level, yes, no string) {
 	p.err = errors.Join(p.err, err)
 }
 
-// clock compares a server's clock with this machine's, from the reply to a request that was sent at sent.
+// clock compares clocks by the reply to a request sent at sent.
 func (p *probe) clock(now, sent time.Time) {
 	trip := time.Since(sent)
 	offset := now.Sub(sent.Add(trip / 2)).Round(time.Millisecond)
@@ -137,7 +136,7 @@ func (p *probe) redis(ctx context.Context, addr string) error {
 	}
 	tool := "redis-cli"
 	if host, port, err := net.SplitHostPort(c.Options().Addr); err == nil && (host != "127.0.0.1" && host != "localhost" || port != "6379") {
-		tool += " -h " + host + " -p " + port // or it would change the settings of another Redis
+		tool += " -h " + host + " -p " + port // or it would change another Redis's settings
 	}
 	if c.Options().TLSConfig != nil {
 		tool += " --tls"
@@ -245,7 +244,6 @@ func (p *probe) zooKeeper(ctx context.Context, addr string) error {
 	return nil
 }
 
-// refusesStale checks that a store refuses a stale token.
 func refusesStale(ctx context.Context, s *stores.Store) error {
 	if s3, ok := s.Store.(interface {
 		Probe(ctx context.Context) error
@@ -269,7 +267,7 @@ func refusesStale(ctx context.Context, s *stores.Store) error {
 		err = cmp.Or(s.Write(ctx, key, resource.NewFence(token, 1), nil), errors.New("it accepted a stale token"))
 	}
 	if stale, refused := errors.AsType[*resource.StaleTokenError](err); refused && stale.Seen.Token >= token {
-		return nil // even of the first write: another probe was faster
+		return nil // another probe was faster
 	}
 	return err
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// tool runs fencelab in this process.
 func tool(t *testing.T, args ...string) (out string, code int, err error) {
 	t.Helper()
 	var b bytes.Buffer
@@ -85,7 +84,6 @@ func TestProbeRedis(t *testing.T) {
 	require.NotContains(t, out, "hunter2")
 }
 
-// Imitations with a clock that is an hour ahead, and an hour behind.
 func TestProbeClock(t *testing.T) {
 	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Clock: true, Provider: testbed.Local})
 	s = testmain.Started(t, s, err)
@@ -135,7 +133,7 @@ func TestProbeClusters(t *testing.T) {
 			s = testmain.Started(t, s, err)
 			url := lock + "://" + s.Addr
 			requireProbe(t, 0, url, c.want)
-			if lock != locks.Etcd && s.Kill(t.Context()) == nil { // etcd's client tries until the timeout
+			if lock != locks.Etcd && s.Kill(t.Context()) == nil { // etcd's client retries until the timeout
 				requireProbe(t, 1, url, "bad +"+lock+" at "+s.Addr+": ")
 			}
 		})
@@ -176,7 +174,6 @@ func TestProbeStores(t *testing.T) {
 	require.NoError(t, full.Write(t.Context(), "fencelab-probe", resource.NewFence(math.MaxUint64-1, 1), nil))
 	requireProbe(t, 1, serve(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1'")
 
-	// A resource's fence can be raised from afar, and not lowered.
 	m := resource.NewMemory()
 	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, nil))
 	url := serve(t, m, &resource.HandlerOptions{Token: "secret"})
@@ -199,7 +196,7 @@ func serve(t *testing.T, s resource.Store, o *resource.HandlerOptions) (url stri
 	return srv.URL
 }
 
-// overtaken is a store that another probe writes to whenever this one has read.
+// overtaken is a store that another probe writes to after each Read.
 type overtaken struct{ resource.Store }
 
 func (o overtaken) Read(ctx context.Context, key string) (resource.Record, error) {
@@ -207,7 +204,6 @@ func (o overtaken) Read(ctx context.Context, key string) (resource.Record, error
 	return rec, errors.Join(err, o.Write(ctx, key, resource.NewFence(rec.MaxFence.Token+3, 1), nil))
 }
 
-// refusing is a store that refuses every write, as if it were stale.
 type refusing struct{ resource.Store }
 
 func (refusing) Write(_ context.Context, key string, f resource.Fence, _ []byte) error {

@@ -126,13 +126,13 @@ func (g *generator) run(ctx context.Context) (err error) {
 	}
 	_, err = fmt.Fprintf(g.stdout, "%d locks taken in %v, %s/s; %d were held\nto remove them: %s\n", counts.Granted.Load(), took.Round(time.Millisecond),
 		servercost.Short(float64(counts.Done())/took.Seconds()), held, g.remove())
-	if held > 0 && g.spec.Lock == locks.Redis { // etcd can't tell our own of an earlier run
+	if held > 0 && g.spec.Lock == locks.Redis { // etcd can't tell our locks of an earlier run
 		return errors.Join(err, fmt.Errorf("%d locks are held by others: wait for their leases to end, or take another -seed", held))
 	}
 	return err
 }
 
-// remove is the shell command that removes all locks of gen, with any seed. It names no password.
+// remove returns the shell command that removes all locks of gen, with any seed. It has no password.
 func (g *generator) remove() string {
 	if g.spec.Lock == locks.Etcd {
 		return fmt.Sprintf("etcdctl --endpoints=%s del --prefix lock/gen/", strings.Join(g.spec.Addrs, ","))

@@ -45,7 +45,6 @@ func connect(t *testing.T) *redis.Client {
 	return c
 }
 
-// The tests don't empty a user's Redis.
 func TestExternal(t *testing.T) {
 	c := connect(t)
 	require.NoError(t, c.Set(t.Context(), "a user's key", "x", 0).Err())
@@ -82,7 +81,7 @@ func TestGen(t *testing.T) {
 	require.Contains(t, out, "1000 locks taken in ")
 	require.ElementsMatch(t, keys, c.Keys(ctx, "*").Val(), "and nothing is added")
 
-	if _, err := exec.LookPath("redis-cli"); err == nil { // the command that it prints removes all of them, and nothing else
+	if _, err := exec.LookPath("redis-cli"); err == nil { // the command removes all of the locks, and nothing else
 		defer func() {
 			require.NoError(t, c.Set(ctx, "lock:{mine}", "x", 0).Err())
 			_, remove, ok := strings.Cut(out, "to remove them: ")
@@ -98,7 +97,7 @@ func TestGen(t *testing.T) {
 	require.EqualValues(t, 3000, c.DBSize(ctx).Val(), "another seed has other keys")
 }
 
-// reads is how often the server has read requests, one or many at a time.
+// reads returns how often the server has read, one or many requests at a time.
 func reads(t *testing.T, c *redis.Client) int {
 	t.Helper()
 	info, err := c.InfoMap(t.Context()).Result()

@@ -14,7 +14,6 @@ import (
 
 const histories = "../../reports/testdata/"
 
-// As a CI job sees it.
 func TestExit(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, from string, change func(string) string) string {
@@ -38,7 +37,7 @@ func TestExit(t *testing.T) {
 	for name, c := range map[string]struct {
 		args   []string
 		stdout string
-		err    string // "": success
+		err    string
 		page   bool
 	}{
 		"safe and, unfenced, violated": {
@@ -72,7 +71,6 @@ func TestExit(t *testing.T) {
 	}
 }
 
-// The order of lines doesn't depend on the order of files.
 func TestMatrix(t *testing.T) {
 	dir := t.TempDir()
 	write := func(names ...string) (lines, table string) {
@@ -99,7 +97,7 @@ func TestMatrix(t *testing.T) {
 	require.ErrorContains(t, err, "no such file")
 }
 
-// What the site and the results' charts are, package site tests.
+// Package site tests the contents of site and charts.
 func TestSite(t *testing.T) {
 	results, web := filepath.Join(t.TempDir(), "results"), filepath.Join(t.TempDir(), "web")
 	require.NoError(t, os.CopyFS(results, os.DirFS("../../reports/results")))
@@ -126,7 +124,6 @@ func TestSite(t *testing.T) {
 	require.ErrorContains(t, err, "contention/data.jsonl: run 1")
 }
 
-// A history can't control the terminal.
 func TestTerminal(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "h")
 	event := `{"time":"2026-11-20T09:30:00Z","actor":"\u001b[31mA\u202e","kind":"report","name":"failed","error":"\u0007"}` + "\n"

@@ -19,7 +19,7 @@ import (
 func strace(t *testing.T, file string) []string {
 	t.Helper()
 	testbed.Need(t, testbed.Program("strace", "sudo apt-get install strace"))
-	// -I2: otherwise strace blocks signals, and what a killed test sends it with its own death.
+	// -I2: otherwise strace blocks signals, including what a killed test sends it with its own death.
 	return []string{"strace", "-I2", "-f", "-y", "-e", "trace=write,pwrite64,fsync,fdatasync", "-o", file}
 }
 
@@ -54,8 +54,7 @@ func (c *child) stop(t *testing.T) {
 	_ = c.wait()
 }
 
-// TestAnswerLeavesAfterSync traces system calls: an accepted write or fenced read is synced before its reply. Refusals,
-// plain reads and fenced reads that change nothing need no sync.
+// Refusals, plain reads and fenced reads that change nothing need no sync.
 func TestAnswerLeavesAfterSync(t *testing.T) {
 	ln, dir, ctx := listen(t), t.TempDir(), t.Context()
 	trace := filepath.Join(dir, "trace")
@@ -98,7 +97,7 @@ func TestAnswerLeavesAfterSync(t *testing.T) {
 		case "answer":
 			require.False(t, dirty, "the answer to call %d left before what it rests on was synced", i)
 			if i == 0 {
-				syncs = min(syncs, 1) // the first ones are from opening the file
+				syncs = min(syncs, 1) // opening the file syncs too
 			}
 			require.Equal(t, calls[i].syncs, syncs > 0, "call %d: %d syncs", i, syncs)
 			i, syncs = i+1, 0
@@ -107,8 +106,8 @@ func TestAnswerLeavesAfterSync(t *testing.T) {
 	require.Equal(t, len(calls), i, "answers in the trace")
 }
 
-// TestOpenSyncs checks that a file is synced before the first reply: a new one with its directory entry, and one whose
-// last process may have been killed between write and sync.
+// TestOpenSyncs: opening syncs a new file with its directory entry, and one whose last process may have been killed between write
+// and sync.
 func TestOpenSyncs(t *testing.T) {
 	ln, dir := listen(t), t.TempDir()
 	c := client(t, ln)

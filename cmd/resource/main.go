@@ -115,7 +115,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return server.Serve(ctx, ln, store, opts)
 }
 
-// setFence is the operator's remedy after a wrong token has locked a key.
 func setFence(ctx context.Context, file, assignment string, stdout io.Writer) error {
 	at := strings.LastIndex(assignment, "=")
 	if at < 0 {

@@ -63,7 +63,7 @@ func TestScripts(t *testing.T) {
 				ts.Setenv("URL", url)
 				ts.Setenv("ADDR", url[strings.LastIndex(url, "/")+1:])
 			},
-			// http METHOD PATH [TOKEN [BODY]] prints the status and the body of the answer.
+			// http METHOD PATH [TOKEN [BODY]] prints the reply's status and body.
 			"http": func(ts *testscript.TestScript, _ bool, args []string) {
 				args = append(args, "", "")
 				req, err := http.NewRequestWithContext(t.Context(), args[0], ts.Getenv("URL")+args[1], strings.NewReader(args[3]))

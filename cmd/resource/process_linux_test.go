@@ -36,14 +36,13 @@ func listen(t *testing.T) *net.TCPListener {
 
 func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
 
-// child has a process group of its own, with its wrapper.
 type child struct {
 	*exec.Cmd
 	wait func() error
 }
 
-// start runs the command on ln, under wrapper if any. The socket stays open here: no other process can take its port
-// while the child is down, and clients can connect before it is up.
+// start runs the command on ln, under wrapper if any. The socket stays open here: no other process can take its port while the
+// child is down, and clients can connect before it is up.
 func start(t *testing.T, ln *net.TCPListener, wrapper []string, args ...string) *child {
 	t.Helper()
 	argv := slices.Concat(wrapper, []string{"resource", "-addr", "fd:3"}, args)
@@ -60,7 +59,7 @@ func start(t *testing.T, ln *net.TCPListener, wrapper []string, args ...string) 
 	require.NoError(t, c.Start())
 	require.NoError(t, socket.Close())
 	t.Cleanup(func() {
-		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // an error means that all of it is gone
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // an error means that the group is gone
 		_ = c.wait()
 		if t.Failed() {
 			t.Logf("the child's log:\n%s", c.log(t))
@@ -77,7 +76,7 @@ func (c *child) log(t *testing.T) string {
 	return string(b)
 }
 
-// interrupt sends SIGTERM, and returns when the child knows it.
+// interrupt sends SIGTERM, and returns when the child has logged it.
 func (c *child) interrupt(t *testing.T) {
 	t.Helper()
 	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
@@ -92,8 +91,7 @@ func client(t *testing.T, ln net.Listener) *resource.Client {
 	return c
 }
 
-// TestKillUnderLoad kills the resource while eight writers count up. Accepted writes survive; a writer whose reply was
-// lost repeats the write, and learns whether it was applied.
+// A writer whose reply was lost repeats the write.
 func TestKillUnderLoad(t *testing.T) {
 	ln, file, ctx := listen(t), filepath.Join(t.TempDir(), "resource.db"), t.Context()
 	c := client(t, ln)
@@ -105,7 +103,7 @@ func TestKillUnderLoad(t *testing.T) {
 	for w := range writers {
 		wg.Go(func() {
 			key := "k" + strconv.Itoa(w)
-			holds := func(tokens ...uint64) bool { // true also if there is no answer
+			holds := func(tokens ...uint64) bool { // also true without an answer
 				rec, err := c.Read(ctx, key)
 				if errors.Is(err, resource.ErrNotFound) {
 					err = nil
@@ -134,7 +132,7 @@ func TestKillUnderLoad(t *testing.T) {
 					t.Errorf("%s: %v", key, err)
 					return
 				default:
-					continue // the answer was lost; a repeat tells
+					continue // the reply was lost; a repeat tells
 				}
 				if !holds(token) {
 					return
@@ -154,7 +152,7 @@ func TestKillUnderLoad(t *testing.T) {
 	progress := func() {
 		select {
 		case <-reached:
-		case <-done: // each has failed
+		case <-done:
 		}
 	}
 	for range *kills {
@@ -170,7 +168,6 @@ func TestKillUnderLoad(t *testing.T) {
 	t.Logf("%d kills, %d accepted writes", *kills, accepted.Load())
 }
 
-// TestGracefulStop sends SIGTERM during a request, which finishes.
 func TestGracefulStop(t *testing.T) {
 	ln, file := listen(t), filepath.Join(t.TempDir(), "resource.db")
 	c := start(t, ln, nil, "-file", file)
@@ -186,7 +183,7 @@ func TestGracefulStop(t *testing.T) {
 	require.Contains(t, c.log(t), "terminated signal received")
 }
 
-// TestSecondSignalKills has a request that never ends.
+// The request never ends.
 func TestSecondSignalKills(t *testing.T) {
 	ln := listen(t)
 	c := start(t, ln, nil, "-store", "memory")

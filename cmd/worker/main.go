@@ -75,7 +75,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return errors.New("worker: -n, -work, -pause and -wait must not be negative")
 	}
 	if w.lock.Renew.Every == 0 {
-		w.lock.Renew.MaxHold = 0 // it is for renewals
+		w.lock.Renew.MaxHold = 0 // it limits renewals
 	}
 	if slices.Contains(stores.Names(), w.resource) {
 		w.resource = stores.Addr(w.resource)
@@ -103,7 +103,6 @@ type worker struct {
 }
 
 func (w *worker) run(ctx context.Context) (err error) {
-	// Check all flags before connecting.
 	if _, err := dlock.New(struct{ dlock.Backend }{}, &w.lock); err != nil {
 		return fmt.Errorf("worker: %w", err)
 	}
@@ -112,7 +111,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		if ln, err = cli.Listen(ctx, "metrics", w.metrics); err != nil {
 			return fmt.Errorf("worker: %w", err)
 		}
-		defer func() { _ = ln.Close() }() // StartMetrics closes it too
+		defer func() { _ = ln.Close() }()
 	}
 	var store *stores.Store
 	if err := cli.Reach(ctx, func(ctx context.Context) (err error) {
@@ -154,7 +153,7 @@ const (
 	lastPause  = 5 * time.Second
 )
 
-// jobs runs the jobs. Some may be refused: that is what fencing is for. If all are, the last refusal is the error.
+// jobs runs the jobs. If all are refused, the last refusal is the error.
 func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
 	wrote := false
 	var refusal error
@@ -162,7 +161,7 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 	for i := 1; w.n == 0 || i <= w.n; i++ {
 		refused, err := w.once(ctx, l, store, i)
 		if w.n == 0 && ctx.Err() != nil {
-			break // and whatever failed, failed for that
+			break // any error is due to that
 		}
 		switch {
 		case err != nil:
@@ -190,7 +189,7 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 	}
 }
 
-// recovery is the command of docs/operations.md that lets holders write again.
+// recovery returns the command of docs/operations.md that lets holders write again.
 func (w *worker) recovery(refusal error) string {
 	stale, _ := errors.AsType[*resource.StaleTokenError](refusal)
 	if stale == nil || stale.Got.Token >= stale.Seen.Token {
@@ -207,7 +206,7 @@ func (w *worker) recovery(refusal error) string {
 
 var errGaveUp = errors.New("the lease was lost before the write")
 
-// once does a job. refused is why nothing was written although nothing failed. The lock is always released.
+// once does a job. refused says why a job without failures wrote nothing. The lock is always released.
 func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store, i int) (refused, err error) {
 	entry := w.name
 	if w.n != 1 {
@@ -241,7 +240,7 @@ func (w *worker) acquire(ctx context.Context, l *dlock.Locker) (*dlock.Handle, e
 	return l.Acquire(ctx, w.key)
 }
 
-// write doesn't use the lease's context: a request that is cut off may still arrive.
+// write doesn't use the lease's context: a cancelled request may still arrive.
 func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store, entry string) (refused, err error) {
 	refusal := func(err error, outcome string) (refused, failed error) {
 		if _, stale := errors.AsType[*resource.StaleTokenError](err); !stale {

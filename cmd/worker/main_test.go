@@ -111,7 +111,7 @@ func TestStaleWriteIsRefused(t *testing.T) {
 			require.Contains(t, out, "A released", "a refused worker gives the lock back")
 			require.Equal(t, "B\n", b.ledger(t, "demo"))
 
-			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "2") // tokens 2 and 3
+			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "2")
 			require.ErrorAs(t, err, &stale, "a series of which nothing was written")
 			require.EqualValues(t, 3, stale.Got.Token)
 			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "5")
@@ -121,21 +121,21 @@ func TestStaleWriteIsRefused(t *testing.T) {
 	}
 }
 
-// A token that no lock reaches.
+// No lock reaches this token.
 func TestRecovery(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	b.args = append(b.args, "-name", "A", "-key", "acme's")
 	require.NoError(t, b.store.Write(t.Context(), "acme's", resource.Fence{Token: 1<<53 - 1, Seq: 1}, nil))
 	_, err := b.work(t)
 	require.ErrorContains(t, err, `fencelab fence set -force STORE-URL 'acme'\''s' 1; if the resource is cmd/resource, resource -set-fence KEY=1)`)
-	require.NoError(t, b.store.Write(t.Context(), "twice", resource.Fence{Token: 1, Seq: 9}, nil)) // the lock grants 1 again
+	require.NoError(t, b.store.Write(t.Context(), "twice", resource.Fence{Token: 1, Seq: 9}, nil))
 	_, err = b.work(t, "-key", "twice")
 	require.ErrorContains(t, err, "take another -key")
 }
 
 func TestLeaseIsChecked(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
-	b.redis.ClockTTL(true) // else a grant that comes too late on a busy machine would stay for ever
+	b.redis.ClockTTL(true) // else a late grant on a busy machine would stay for ever
 	args := []string{"-name", "A", "-ttl", "300ms", "-pause", "400ms"}
 	out, err := b.work(t, append(args, "-check", "on")...)
 	require.ErrorContains(t, err, "the lease was lost before the write (-check): set a longer -ttl")
@@ -158,7 +158,7 @@ func TestUnfenced(t *testing.T) {
 	require.ErrorContains(t, err, "X-Fence-Token")
 }
 
-// Written straight to the Redis that has the lock.
+// The resource is the Redis that has the lock.
 func TestStore(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	b.args = append(b.args, "-resource", "redis://"+b.redis.Addr())
@@ -179,7 +179,7 @@ func TestStore(t *testing.T) {
 	require.Equal(t, "A\nB\nC\n", held())
 }
 
-// TestNobodyThere: errors show no password.
+// Errors must not show passwords.
 func TestNobodyThere(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	for addr, want := range map[string]string{
@@ -200,7 +200,6 @@ func TestNobodyThere(t *testing.T) {
 	require.NotContains(t, err.Error(), "hunter2")
 }
 
-// Wrong flags are detected before connecting.
 func TestFlagsFirst(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	for want, args := range map[string][]string{
@@ -227,7 +226,7 @@ func TestLockNotToBeHad(t *testing.T) {
 	require.Equal(t, "somebody", owner)
 }
 
-// TestInterrupted ends a worker between read and write, when nothing is written and the lock is released, and between two jobs.
+// A worker ends between read and write, when nothing is written and the lock is released, or between two jobs.
 func TestInterrupted(t *testing.T) {
 	for _, c := range []struct{ n, said, want, ledger string }{
 		{"0", "read []\n", "", ""},
@@ -251,7 +250,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestRefusedOnAndOn: the pauses between refused jobs grow up to a limit, and begin anew once a job has written. In virtual time.
+// The pauses between refused jobs grow up to a limit, and restart once a job has written.
 func TestRefusedOnAndOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := dlock.New(memlock.New(), nil)
@@ -288,7 +287,7 @@ func TestRefusedOnAndOn(t *testing.T) {
 	})
 }
 
-// TestRepeatedWrite has a proxy that sends each write twice.
+// A proxy sends each write twice.
 func TestRepeatedWrite(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	h, err := resource.NewHandler(b.store, nil)
@@ -312,7 +311,7 @@ func TestRepeatedWrite(t *testing.T) {
 	require.Equal(t, "A\n", b.ledger(t, "demo"))
 }
 
-// TestSessionOutlivesTheLease: ZooKeeper's client asks for its session's timeout before the lock is known.
+// ZooKeeper's client requests its session's timeout before the lock is known.
 func TestSessionOutlivesTheLease(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -329,7 +328,7 @@ func TestSessionOutlivesTheLease(t *testing.T) {
 	var request struct {
 		Length, Version int32
 		Zxid            int64
-		Timeout         int32 // in ms
+		Timeout         int32
 	}
 	require.NoError(t, binary.Read(c, binary.BigEndian, &request))
 	cancel()

@@ -1,4 +1,4 @@
-// Package cli is shared by the commands: flags that are also environment variables, help, logs, signals and files.
+// Package cli is shared by the commands: flags and their environment variables, help, logs, signals and files.
 package cli
 
 import (
@@ -34,15 +34,15 @@ func (e *ExitError) Error() string { return fmt.Sprintf("exit status %d: %v", e.
 // Unwrap returns e.Err.
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// Main calls run and exits with 0 after success or -h, with an [ExitError]'s code, or else with 1. ctx ends at the first SIGINT
-// or SIGTERM; the second one kills.
+// Main calls run and exits with 0 after success or -h, an [ExitError]'s code, or else 1. ctx ends at the first SIGINT or SIGTERM;
+// the second kills.
 func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) {
 	// A closed pipe is a write error, and must not leave servers behind. Child processes would inherit signal.Ignore.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	signals, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	context.AfterFunc(signals, func() {
-		stop() // before ctx ends, so that whoever sees that can rely on the next signal to kill
+		stop() // first, so that the next signal is sure to kill
 		cancel(context.Cause(signals))
 	})
 	err := run(ctx, os.Args[1:], os.Stdout)
@@ -62,16 +62,15 @@ func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) 
 // Command is what -h shows besides the flags.
 type Command struct {
 	Name     string
-	Args     string // arguments after the flags, as in "FILE..."; empty: none
-	About    string // what the command is for, in lines of text
-	Examples string // command lines
+	Args     string // as in "FILE..."; empty: none
+	About    string // lines of text
+	Examples string
 }
 
-// Parse sets the flags of fs from args, and the others from the environment. For -h it writes help to stdout and
-// returns [flag.ErrHelp].
+// Parse sets the flags of fs from args, or else from the environment. For -h it writes help to stdout and returns [flag.ErrHelp].
 func (c Command) Parse(fs *flag.FlagSet, args []string, stdout io.Writer) error {
 	fs.Init(c.Name, flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // errors are returned, not printed as well
+	fs.SetOutput(io.Discard)
 	fs.Usage = func() {}
 	err := ff.Parse(fs, args, ff.WithEnvVarPrefix(envPrefix))
 	switch {
@@ -136,7 +135,7 @@ func (c *choice) Set(s string) error {
 	return nil
 }
 
-// Logger defines -log-level, and returns a logger of lines of text on standard error.
+// Logger defines -log-level, and returns a text logger on standard error.
 func Logger(fs *flag.FlagSet) *slog.Logger {
 	level := new(slog.LevelVar)
 	fs.TextVar(level, "log-level", new(slog.LevelVar), "`debug|info|warn|error`: the least important messages to log on standard error")
@@ -169,7 +168,7 @@ func OrEnd(ctx context.Context, err error) error {
 	return cmp.Or(context.Cause(ctx), err)
 }
 
-// Listen listens on addr, the value of the flag with the given name: host:port, or fd:N for an inherited socket.
+// Listen listens on addr, the value of the flag name: host:port, or fd:N for an inherited socket.
 func Listen(ctx context.Context, name, addr string) (net.Listener, error) {
 	if s, ok := strings.CutPrefix(addr, "fd:"); ok {
 		return inherited(name, s)

@@ -17,7 +17,7 @@ func ReadFile(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// Replaceable returns why [ReplaceFile] could not write a file at path, or nil. It changes nothing.
+// Replaceable returns why [ReplaceFile] could not write to path, or nil. It changes nothing.
 func Replaceable(path string) error {
 	switch info, err := os.Stat(path); {
 	case err == nil && info.IsDir():
@@ -35,7 +35,7 @@ func Replaceable(path string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// ReplaceFile writes a file atomically. What is no regular file, such as /dev/null or a symbolic link, is written to.
+// ReplaceFile writes a file atomically. It writes to what is no regular file, such as /dev/null or a symbolic link.
 func ReplaceFile(path string, b []byte) (err error) {
 	if writtenTo(path) {
 		return os.WriteFile(path, b, 0o644)

@@ -34,7 +34,7 @@ func TestReplaceFile(t *testing.T) {
 	require.Len(t, entries, 1, "nothing is left beside the file")
 }
 
-// Neither a device nor a link is replaced by a file: /dev/stdout is one, and may lead to a file.
+// No file may replace a device or a link: /dev/stdout is one, and may lead to a file.
 func TestReplaceFileThatIsNone(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

@@ -1,4 +1,4 @@
-// Package jitter has pauses, and random times for them, which can be made repeatable.
+// Package jitter has pauses and random durations, which can be made repeatable.
 package jitter
 
 import (
@@ -38,7 +38,7 @@ func N(d time.Duration) time.Duration {
 	return time.Duration(seeded.Int64N(int64(d)))
 }
 
-// Seed has N return the same sequence for the same seed from now on, in the whole process.
+// Seed makes N return the same sequence for the same seed from now on, in the whole process.
 func Seed(seed uint64) {
 	mu.Lock()
 	defer mu.Unlock()

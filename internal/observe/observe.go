@@ -11,24 +11,24 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Decision is one decision of a store.
+// Decision is a store's decision.
 type Decision struct {
-	Op       string // Read or Write
+	Op       string
 	Key      string
-	Fence    resource.Fence // what the caller offered; zero for an unfenced read
-	Seen     resource.Fence // the greatest fence accepted for Key before this call
+	Fence    resource.Fence // offered; zero for an unfenced read
+	Seen     resource.Fence // the greatest accepted for Key before this call
 	Accepted bool
-	Enforced bool   // false: the fence was not checked (an unfenced read, or an Overwrite)
-	Value    []byte // what was read or offered, nil for a refused read; not to be kept or changed
+	Enforced bool   // false: unchecked (an unfenced read, or an Overwrite)
+	Value    []byte // read or offered, nil for a refused read; not to be kept or changed
 }
 
-// The operations of a [Decision].
+// Operations of a [Decision].
 const (
 	Read  = "read"
 	Write = "write"
 )
 
-// Store wraps store and calls tell with every decision before the caller gets it. Calls on one key are serialized, so its decisions
+// Store wraps store and calls tell with every decision before the caller gets it. It serializes calls on a key, so its decisions
 // come in the store's order if nobody else uses it. A started call finishes even if its ctx ends. Errors other than refusals are
 // not reported. A write that the store's own retry refused as applied counts as accepted.
 func Store(store resource.Store, tell func(Decision)) resource.Overwriter {

@@ -24,7 +24,6 @@ func TestStore(t *testing.T) {
 	}})
 }
 
-// Every kind of decision is reported; invalid calls are not.
 func TestDecisions(t *testing.T) {
 	var told []string
 	s := observe.Store(resource.NewMemory(), func(d observe.Decision) {
@@ -62,7 +61,7 @@ func (w wrong) Write(ctx context.Context, key string, f resource.Fence, value []
 	return w.write(ctx, key, f, value)
 }
 
-// Of a write that the store retries, refusing it as applied, only the first attempt is accepted.
+// Only the first attempt of a write is accepted.
 func TestStoreRetries(t *testing.T) {
 	m := resource.NewMemory()
 	var told []string
@@ -86,7 +85,6 @@ func TestStoreRetries(t *testing.T) {
 	}, told)
 }
 
-// A failed call is no decision, and a store without Overwrite returns ErrUnsupported.
 func TestUnknownOutcome(t *testing.T) {
 	failed := errors.New("disk on fire")
 	s := observe.Store(wrong{resource.NewMemory(), func(context.Context, string, resource.Fence, []byte) error { return failed }},
@@ -95,7 +93,7 @@ func TestUnknownOutcome(t *testing.T) {
 	require.ErrorIs(t, s.Overwrite(t.Context(), "k", at(5), nil), errors.ErrUnsupported)
 }
 
-// A write whose ctx ends meanwhile takes effect, so it must be reported.
+// The write takes effect, so it must be reported.
 func TestCallerGone(t *testing.T) {
 	m := resource.NewMemory()
 	ctx, leave := context.WithCancel(t.Context())
@@ -112,7 +110,6 @@ func TestCallerGone(t *testing.T) {
 	require.Equal(t, 1, told)
 }
 
-// With many writers on two keys, the decisions of each key must be a possible history.
 func TestOrder(t *testing.T) {
 	var mu sync.Mutex
 	told := map[string][]observe.Decision{}

@@ -13,20 +13,20 @@ import (
 	"time"
 )
 
-// Child is a running process that leads its own process group, out of reach of the terminal's Ctrl-C. On Linux the kernel kills it
-// when the parent is killed, and the rest of its group is killed when it exits.
+// Child is a running process that leads its own process group, out of reach of the terminal's Ctrl-C. On Linux the kernel kills
+// it when the parent is killed, and the rest of its group is killed when it exits.
 type Child struct {
 	PID    int
 	group  int
 	exited chan struct{}
 	err    error
 
-	mu    sync.Mutex // the process isn't reaped while it is held
-	ended bool       // it may be reaped; only Linux tells in time
+	mu    sync.Mutex // while held, the process isn't reaped
+	ended bool       // it may be reaped; set in time only on Linux
 }
 
-// Start starts cmd. If cmd.SysProcAttr has a Pgid, the child joins that process group. Once it has ended, the functions then are
-// called before Exited is closed.
+// Start starts cmd, in the process group of cmd.SysProcAttr.Pgid if set. The functions then are called after its end, before
+// Exited is closed.
 func Start(cmd *exec.Cmd, then ...func()) (*Child, error) {
 	attr := sysProcAttr()
 	if cmd.SysProcAttr != nil {
@@ -80,7 +80,7 @@ func (c *Child) Wait() error {
 	return c.err
 }
 
-// With calls f with the PID, which on Linux isn't another process's meanwhile. If the process has ended, it returns os.ErrProcessDone.
+// With calls f with the PID, which on Linux isn't reused meanwhile. After the process's end it returns os.ErrProcessDone.
 func (c *Child) With(f func(pid int) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,7 +16,7 @@ func sysProcAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// awaitExit waits until the process has exited, and doesn't reap it: its group's number isn't used again meanwhile.
+// awaitExit awaits the exit without reaping the process, so that its group's number isn't reused.
 func awaitExit(pid int) bool {
 	for {
 		if err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil); !errors.Is(err, unix.EINTR) {
@@ -25,7 +25,7 @@ func awaitExit(pid int) bool {
 	}
 }
 
-// Fields of what Stat returns.
+// Fields of [Stat].
 const (
 	State   = 0
 	Parent  = 1
@@ -38,7 +38,7 @@ func Stat(file string) ([]string, error) {
 	if err != nil {
 		return nil, ended(err)
 	}
-	// "pid (comm) state ...", where comm may hold spaces and parentheses.
+	// In "pid (comm) state ...", comm may hold spaces and parentheses.
 	var fields []string
 	for field := range bytes.FieldsSeq(b[bytes.LastIndexByte(b, ')')+1:]) {
 		fields = append(fields, string(field))
@@ -55,7 +55,7 @@ func ReadDir(dir string) ([]os.DirEntry, error) {
 	return entries, ended(err)
 }
 
-// ended maps the error of a process that ended between the steps of one call: lookup, open, read.
+// ended maps the error of a process that ended between lookup, open and read.
 func ended(err error) error {
 	if errors.Is(err, syscall.ESRCH) {
 		return fs.ErrNotExist
@@ -63,8 +63,8 @@ func ended(err error) error {
 	return err
 }
 
-// ReservePort returns a free TCP port of the loopback interface, which the kernel gives to nobody until release. The socket that
-// reserves it never listens, so servers that set SO_REUSEADDR can listen there (socket(7)).
+// ReservePort returns a free TCP port of the loopback interface that the kernel gives to nobody until release. The socket that
+// reserves it never listens, so servers that set SO_REUSEADDR can (socket(7)).
 func ReservePort() (port int, release func() error, err error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/fencelab/fencelab/internal/proc"
 )
 
-// The kernel kills the child of a parent that was killed.
 func TestChildDiesWithParent(t *testing.T) {
 	c := start(t, starts)
 	require.NoError(t, syscall.Kill(c.PID, syscall.SIGKILL)) // the parent alone, not its group
@@ -32,7 +31,7 @@ func TestGroupDiesWithLeader(t *testing.T) {
 	c.requireGone(t)
 }
 
-// A process that has got the number of one that was reaped is spared, though the output of that isn't read to the end.
+// The new process must be spared, although the reaped one's output isn't read to the end.
 func TestNumberUsedAgain(t *testing.T) {
 	const lastPID = "/proc/sys/kernel/ns_last_pid"
 	last, err := os.ReadFile(lastPID)
@@ -55,7 +54,7 @@ func TestNumberUsedAgain(t *testing.T) {
 	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) }, time.Minute, time.Millisecond)
 
 	var other *exec.Cmd
-	for tries := 0; other == nil || other.Process.Pid != c.PID; tries++ { // somebody else may start processes
+	for tries := 0; other == nil || other.Process.Pid != c.PID; tries++ {
 		if tries == 1000 {
 			t.Skip("another process has the number")
 		}
@@ -78,7 +77,6 @@ func TestNumberUsedAgain(t *testing.T) {
 	require.Error(t, other.Wait())
 }
 
-// until is output that isn't read until it is closed.
 type until chan struct{}
 
 func (u until) Write(b []byte) (int, error) {
@@ -96,7 +94,7 @@ func awaitThreadEnd(t *testing.T, tid int) {
 	}, time.Minute, time.Millisecond)
 }
 
-// Files held open since before the process was reaped give what a call gives whose process is reaped in its midst.
+// Files opened earlier give the errors of a call during which the process is reaped.
 func TestEndsDuringCall(t *testing.T) {
 	c := start(t, waits)
 	held := func(name string) string {

@@ -22,7 +22,7 @@ import (
 	"github.com/fencelab/fencelab/internal/testmain"
 )
 
-// role makes the test binary a child. Every child has the file lifeline open; it is closed when the last of them is gone.
+// role makes the test binary a child. All children have the file lifeline open, so it closes when the last one is gone.
 const (
 	role     = "PROC_TEST_ROLE"
 	lifeline = 3
@@ -30,8 +30,8 @@ const (
 	waits       = "waits"        // echoes until its input ends
 	sleeps      = "sleeps"       // until it is killed
 	starts      = "starts"       // starts a sleeper with package proc, and sleeps
-	startsPlain = "starts-plain" // starts a sleeper without, and sleeps
-	leaves      = "leaves"       // starts a sleeper without, and ends with its input
+	startsPlain = "starts-plain" // starts a plain sleeper, and sleeps
+	leaves      = "leaves"       // starts a plain sleeper, and ends with its input
 )
 
 func TestMain(m *testing.M) {
@@ -104,7 +104,6 @@ func start(t *testing.T, what string) *child {
 	return ch
 }
 
-// requireGone waits until the child and all its descendants are gone.
 func (c *child) requireGone(t *testing.T) {
 	t.Helper()
 	b, err := io.ReadAll(c.life)
@@ -184,7 +183,6 @@ func TestStartFails(t *testing.T) {
 	require.ErrorContains(t, err, "proc: ")
 }
 
-// A child outlives the thread that started it.
 func TestChildOutlivesThread(t *testing.T) {
 	var c *child
 	awaitThreadEnd(t, onThread(func() { c = start(t, waits) }))
@@ -201,12 +199,12 @@ func onThread(f func()) (tid int) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		if tid = gettid(); tid != os.Getpid() {
 			f()
 			return
 		}
-		tid = onThread(f) // the first thread never ends; as long as it is locked, another one is not it
+		tid = onThread(f) // the first thread never ends; while it is locked, onThread gets another
 		runtime.UnlockOSThread()
 	}()
 	<-done

@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Load joins the named files into a script. It panics if one is missing from the build.
+// Load joins the named files into a script. It panics if one is missing.
 func Load(files embed.FS, names ...string) *redis.Script {
 	var src strings.Builder
 	for _, name := range names {
@@ -24,8 +24,7 @@ func Load(files embed.FS, names ...string) *redis.Script {
 	return redis.NewScript(src.String())
 }
 
-// Check returns an error if client caches records, or is a ring: when a key's server doesn't answer, a ring sends the key to
-// another server, where the record is missing or old.
+// Check returns an error if client caches records or is a ring.
 func Check(client redis.UniversalClient) error {
 	if IsRing(client) {
 		return errors.New("a redis.Ring moves keys to other servers when one doesn't answer, and their records stay behind: " +
@@ -50,7 +49,6 @@ func IsRing(client redis.UniversalClient) bool {
 	return within(reflect.ValueOf(client), func(c reflect.Value) bool { return c.Type() == reflect.TypeFor[*redis.Ring]() })
 }
 
-// within reports whether is holds for client, or for a client that it wraps.
 func within(client reflect.Value, is func(reflect.Value) bool) bool {
 	for client.Kind() == reflect.Interface || client.Kind() == reflect.Pointer {
 		if is(client) {
@@ -69,8 +67,8 @@ func within(client reflect.Value, is func(reflect.Value) bool) bool {
 	return false
 }
 
-// Once is a client for [redis.Script.Run] without go-redis's retries. A script repeated after a lost reply would find its
-// own effect: a lock that it has released, or a record that it has written. Only the caller can tell.
+// Once is a client for [redis.Script.Run] without go-redis's retries. A script repeated after a lost reply would find its own
+// effect, such as a lock that it has released; only the caller can tell.
 type Once struct{ redis.UniversalClient }
 
 type cmd struct{ *redis.Cmd }
@@ -84,7 +82,7 @@ func (c Once) do(ctx context.Context, name, what string, keys []string, args []a
 		a = append(a, k)
 	}
 	run := redis.NewCmd(ctx, append(a, args...)...)
-	run.SetFirstKeyPos(3) // where a Cluster client looks for the slot
+	run.SetFirstKeyPos(3) // where a Cluster client finds the slot
 	_ = c.Process(ctx, cmd{run})
 	return run
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
-// wrapped is a client of the user's own kind.
 type wrapped struct{ redis.UniversalClient }
 
 func TestCheck(t *testing.T) {
@@ -38,7 +37,6 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A client that would repeat a request sends a script once, by its hash and by its text.
 func TestOnce(t *testing.T) {
 	dialed := 0
 	c := redis.NewClient(&redis.Options{

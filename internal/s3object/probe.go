@@ -19,13 +19,12 @@ const tries = 8
 // ErrNoConditions is wrapped by the error of [Probe] if the server ignores the conditions of a PUT.
 var ErrNoConditions = errors.New("the server does not honour conditional writes")
 
-// Probe checks on a scratch object, whose name begins with prefix, that the server honours If-None-Match and If-Match. It takes 20
-// requests, because one address may stand for several servers. It can't check that the server compares and writes atomically.
+// Probe is s3store.Store.Probe, on a scratch object whose name begins with prefix.
 func Probe(ctx context.Context, client *s3.Client, bucket, prefix string) (err error) {
 	name := prefix + "~probe-" + rand.Text()
 	put := func(body string, in *s3.PutObjectInput) (etag string, err error) {
 		in.Bucket, in.Key, in.Body = &bucket, &name, strings.NewReader(body)
-		// No retries: after a lost reply one fails its own condition.
+		// No retries: after a lost reply, a retry fails its own condition.
 		out, err := client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = aws.NopRetryer{} })
 		if err != nil {
 			return "", err

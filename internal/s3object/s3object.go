@@ -1,4 +1,4 @@
-// Package s3object has what the lock and the store on S3, and their tools, share: names of objects, what a lock's object holds, and conditional PUTs.
+// Package s3object has what the lock and the store on S3, and their tools, share.
 package s3object
 
 import (
@@ -23,7 +23,7 @@ const (
 	MaxPrefix = 1024 - maxName
 )
 
-// Name returns the name of key's object, without a prefix. The comment of s3store.Store.Object describes it.
+// Name returns the name of key's object, without a prefix, as described at s3store.Store.Object.
 func Name(key string) string {
 	var b strings.Builder
 	for i := range len(key) {
@@ -47,14 +47,14 @@ func Name(key string) string {
 type Lock struct {
 	Owner string        `json:"owner"`
 	Fence uint64        `json:"fence"`
-	TTL   time.Duration `json:"ttl"` // in nanoseconds
+	TTL   time.Duration `json:"ttl"` // ns
 	Held  bool          `json:"held"`
-	Nonce string        `json:"nonce"` // random, so that each PUT has another ETag and recognises its own content
+	Nonce string        `json:"nonce"` // random, so that each PUT gets another ETag and recognises its own content
 }
 
-// Live reports whether the lock is held by a lease, begun when the object was modified, that may not have run out.
+// Live reports whether the lock is held by a lease, started when the object was modified, that may not have expired.
 func (l Lock) Live(now, modified time.Time) bool {
-	return l.Held && now.Sub(modified)-time.Second < l.TTL // a second, because both are truncated to seconds
+	return l.Held && now.Sub(modified)-time.Second < l.TTL // both are truncated to seconds
 }
 
 // Condition returns a PUT that requires this ETag, or no object if it is "".
@@ -77,7 +77,7 @@ func LostRace(err error) bool {
 	return false
 }
 
-// Transient reports whether the same request may succeed later: its connection broke, or the server is overloaded or failing.
+// Transient reports whether a retry may succeed: the connection broke, or the server is overloaded or failing.
 func Transient(err error) bool {
 	_, broken := errors.AsType[*smithyhttp.RequestSendError](err)
 	s := status(err)
@@ -85,7 +85,6 @@ func Transient(err error) bool {
 		retry.IsErrorRetryables(retry.DefaultRetryables).IsErrorRetryable(err) == aws.TrueTernary
 }
 
-// status returns the HTTP status in err, or 0.
 func status(err error) int {
 	if r, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
 		return r.HTTPStatusCode()

@@ -21,14 +21,14 @@ import (
 
 // Limits for slow or stuck clients.
 const (
-	requestTimeout  = 30 * time.Second // for a request, a third of it for the header; as much again for the reply
-	idleTimeout     = 2 * time.Minute  // between requests
+	requestTimeout  = 30 * time.Second // for a request, a third of it for its header; as much again for the reply
+	idleTimeout     = 2 * time.Minute
 	maxHeaderBytes  = 16 << 10
 	healthTimeout   = 5 * time.Second
 	shutdownTimeout = 10 * time.Second
 )
 
-// Options are the settings of [Serve].
+// Options configure [Serve].
 type Options struct {
 	// Serve sets Registerer and Logger.
 	Handler resource.HandlerOptions
@@ -36,13 +36,13 @@ type Options struct {
 	RequestTimeout time.Duration
 	// nil: plain HTTP.
 	TLS *tls.Config
-	// nil: nothing is logged.
+	// nil: no logs.
 	Logger *slog.Logger
 }
 
-// Serve serves store on ln until ctx ends: /r/ by [resource.NewHandler], /metrics for Prometheus, and /healthz, which
-// reads from the store. The last two need no bearer token, so they reveal no details. Requests in flight have 10 s to
-// finish. Serve closes ln and store.
+// Serve serves store on ln until ctx ends: /r/ by [resource.NewHandler], /metrics for Prometheus, and /healthz, which reads from
+// the store. The last two need no bearer token, so they reveal no details. Requests in flight have 10 s to finish. Serve closes
+// ln and store.
 func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Options) (err error) {
 	defer func() { err = errors.Join(err, store.Close()) }()
 	reg := prometheus.NewRegistry()
@@ -61,8 +61,8 @@ func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Opti
 	return run(ctx, ln, opts, mux(reg, health, handler, opts.Logger))
 }
 
-// StartMetrics serves only /metrics and /healthz on ln until stop, which closes ln. health returns an error if the command
-// can't work.
+// StartMetrics serves only /metrics and /healthz on ln until stop, which closes ln. health returns an error if the command can't
+// work.
 func StartMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, health func(context.Context) error, log *slog.Logger) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	served := make(chan error, 1)
@@ -122,7 +122,7 @@ func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) err
 	if err != nil {
 		err = fmt.Errorf("server: requests did not finish within %v: %w", shutdownTimeout, errors.Join(err, srv.Close()))
 	}
-	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) { // it failed before the shutdown
+	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
 		err = errors.Join(err, fmt.Errorf("server: %w", serr))
 	}
 	return err
@@ -136,5 +136,5 @@ func healthz(w http.ResponseWriter, r *http.Request, health func(context.Context
 		http.Error(w, "unhealthy: the log says why", http.StatusServiceUnavailable)
 		return
 	}
-	_, _ = w.Write([]byte("ok\n")) // fails only if the client is gone
+	_, _ = w.Write([]byte("ok\n"))
 }

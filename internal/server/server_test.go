@@ -19,7 +19,6 @@ import (
 
 func TestMain(m *testing.M) { testmain.Run(m) }
 
-// serve runs Serve until stop, which returns Serve's error.
 func serve(t *testing.T, store resource.Store, opts server.Options) (url string, stop func() error) {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -78,7 +77,7 @@ func TestHealth(t *testing.T) {
 	require.Contains(t, log.String(), `error="resource: store is closed"`)
 }
 
-// TestServeRefuses checks that after any error at the start, listener and store are closed.
+// After an error, listener and store are closed.
 func TestServeRefuses(t *testing.T) {
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -1,5 +1,5 @@
-// Command suite runs go test with its arguments, prints its output, and ends with a table of servers used and tests not run. If
-// FENCELAB_RAN names a file, it appends the tests that ran and those that were skipped.
+// Command suite runs go test with its arguments and ends with a table of servers used and tests not run. If FENCELAB_RAN names a
+// file, it appends the tests that ran or were skipped.
 //
 //	suite ARGUMENTS-OF-GO-TEST
 //	suite -never FILE          fails if a test was skipped in every run recorded in FILE
@@ -40,7 +40,6 @@ func main() {
 
 const envRan = "FENCELAB_RAN"
 
-// envStarted is testbed.EnvStarted.
 const envStarted = "FENCELAB_STARTED"
 
 type event struct {
@@ -69,7 +68,7 @@ func test(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// On an interrupt go waits for its tests; it dies of other signals without them.
+	// On an interrupt go waits for its tests; other signals kill it without them.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
@@ -78,7 +77,7 @@ func test(args []string, out io.Writer) error {
 	}
 	go func() {
 		for sig := range ended {
-			if sig != syscall.SIGQUIT { // which shows what the tests are doing
+			if sig != syscall.SIGQUIT { // SIGQUIT shows what the tests are doing
 				sig = syscall.SIGINT
 			}
 			_ = syscall.Kill(-cmd.Process.Pid, sig.(syscall.Signal))
@@ -100,8 +99,8 @@ func test(args []string, out io.Writer) error {
 
 type summary struct {
 	output   map[string][]string       // of tests that have not ended, and of their packages
-	packages []string                  // that were tested, in the order of their end
-	skips    map[string]map[string]int // by package and reason: how many tests
+	packages []string                  // tested, in the order of their end
+	skips    map[string]map[string]int // number of tests by package and reason
 	ran      []string                  // "ran" or "skipped", a package and a test
 }
 
@@ -153,10 +152,10 @@ func (s *summary) take(e event, out io.Writer) {
 	}
 }
 
-// noTests starts a package's message that it ran none of its tests; see package testmain.
+// noTests starts a package's message that it ran no tests; see package testmain.
 const noTests = "no tests were run: "
 
-// end prints a package's last line, or, if it failed, its whole output and that of tests cut short.
+// end prints a package's last line, or, if it failed, its whole output and that of unfinished tests.
 func (s *summary) end(e event, text string, out io.Writer) {
 	none := false
 	for line := range strings.Lines(text) {

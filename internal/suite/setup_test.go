@@ -49,7 +49,7 @@ func (m machine) has(name, script string) {
 	m.write("path/"+name, "#!/bin/sh\n"+script+"\n")
 }
 
-// setup runs the script and returns its output, its exit status, and where servers are to come from.
+// setup runs the script, and returns its output, exit status and provider of servers.
 func (m machine) setup(env ...string) (said string, status int, testbed string) {
 	m.t.Helper()
 	cmd := exec.CommandContext(m.t.Context(), filepath.Join(m.root, "testdata/setup"))
@@ -68,11 +68,10 @@ func (m machine) built() string {
 	return strings.ReplaceAll(strings.TrimSpace(string(b)), "\n", ", ")
 }
 
-// A user without rights gets what can be built, and one line about the rest.
 func TestSetupUnprivileged(t *testing.T) {
 	m := newMachine(t)
 	m.has("apt-get", "echo must not be called; exit 1")
-	m.has("sudo", "exit 1") // would ask for a password
+	m.has("sudo", "exit 1") // it would ask for a password
 	said, status, testbed := m.setup()
 	require.Zero(t, status, said)
 	require.Contains(t, said, "setup: going on without Redis, ZooKeeper, PostgreSQL, strace, Spin, which comes with: "+
@@ -101,7 +100,6 @@ func TestSetupPackages(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "-q update\n-qy --no-install-recommends -o DPkg::Lock::Timeout=300 install redis-server strace spin\n", string(b))
 
-	// A failed installation or build is reported in one sentence with its reason.
 	m.has("apt-get", `echo "E: Unable to locate package redis-server"; exit 100`)
 	m.has("make", `[ "$1" = -q ] && exit 1; echo "write bin/etcd: no space left on device"; exit 2`)
 	said, status, _ = m.setup()
@@ -111,7 +109,6 @@ func TestSetupPackages(t *testing.T) {
 	require.Contains(t, said, "setup: going on without versitygw: make bin/versitygw failed: write bin/etcd: no space left on device; see bin/setup.log\n")
 }
 
-// A package that can't be had, or a source of packages that doesn't answer, costs no other package.
 func TestSetupSomePackages(t *testing.T) {
 	m := newMachine(t)
 	m.has("zkServer.sh", "")
@@ -131,7 +128,7 @@ func TestSetupRefuses(t *testing.T) {
 	said, status, _ := m.setup("FENCELAB_TESTBED=docker")
 	require.Equal(t, 1, status)
 	require.Equal(t, "setup: FENCELAB_TESTBED is \"docker\"; it can be auto, containers, local, external or embedded\n", said)
-	m.write("bin", "") // a directory can't be made
+	m.write("bin", "") // no directory can be created
 	said, status, _ = m.setup()
 	require.Equal(t, 1, status)
 	require.Contains(t, said, m.root+" can't be written to; SETUP=off makes do with the servers that are there\n")
@@ -149,7 +146,7 @@ func TestSetupImages(t *testing.T) {
 	require.Equal(t, "containers", testbed)
 	require.Empty(t, m.built())
 
-	// Images that were built here, and no timeout, which macOS lacks.
+	// Images that were built here, and no timeout(1), which macOS lacks.
 	m.write("testdata/images/images.env", "")
 	require.NoError(t, os.Remove(filepath.Join(m.root, "path/timeout")))
 	m.has("docker", `case $1 in image|pull) exit 1 ;; esac`)
@@ -161,7 +158,6 @@ func TestSetupImages(t *testing.T) {
 	said, _, _ = m.setup()
 	require.Contains(t, said, "setup: ready: servers are containers\n")
 
-	// Without a registry servers are local, unless containers were requested.
 	m.has("docker", `case $1 in image) exit 1 ;; pull) echo "no such host"; exit 1 ;; esac`)
 	said, _, testbed = m.setup()
 	require.Contains(t, said, "setup: a Docker engine answers, and images cannot be pulled (no such host): servers are local processes\n")

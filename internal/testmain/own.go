@@ -22,7 +22,7 @@ func Serve(tb testing.TB, start func(context.Context, *testbed.Options) (*testbe
 // Own starts a server that the test may stop or configure. It skips the test if servers are the user's.
 func Own(tb testing.TB, start func(context.Context, *testbed.Options) (*testbed.Server, error), o *testbed.Options) *testbed.Server {
 	tb.Helper()
-	if (o == nil || o.Provider == "") && os.Getenv(testbed.EnvProvider) == string(testbed.External) { // which would refuse arguments
+	if (o == nil || o.Provider == "") && os.Getenv(testbed.EnvProvider) == string(testbed.External) { // an external server would refuse arguments
 		tb.Skip("not applicable to an external server: the test stops or configures it")
 	}
 	return Serve(tb, start, o)
@@ -37,7 +37,7 @@ func ServeCluster(
 	return Started(tb, c, err)
 }
 
-// Started closes what was started when the test ends, and skips the test if err says that there is no such server.
+// Started closes started when the test ends, and skips the test if err says that there is no such server.
 func Started[S io.Closer](tb testing.TB, started S, err error) S {
 	tb.Helper()
 	testbed.Need(tb, err)
@@ -57,7 +57,7 @@ func PreparePostgres(s **testbed.Server, f func(context.Context, *pgxpool.Pool) 
 	})
 }
 
-// Pool returns a pool on a PostgreSQL, configured by set, for one test.
+// Pool returns a pool on s, configured by set, for one test.
 func Pool(tb testing.TB, s *testbed.Server, set ...func(*pgxpool.Config)) *pgxpool.Pool {
 	tb.Helper()
 	c, err := pgxpool.ParseConfig(s.URL)

@@ -1,4 +1,4 @@
-// Package testmain runs a package's tests on servers that they share, or starts one for a test.
+// Package testmain starts servers for a package's tests, or for one test.
 package testmain
 
 import (
@@ -21,11 +21,11 @@ const startTimeout = 5 * time.Minute
 // Start starts what tests need: servers, or data in them.
 type Start func(ctx context.Context) (io.Closer, error)
 
-// Run calls starts, runs the tests of m, a *testing.M, and exits. It fails if passing tests leave goroutines. If a server is
-// missing on this machine, no test runs; that is a failure only if [testbed.Strict].
+// Run calls starts, runs the tests of m, a *testing.M, and exits. It fails if passing tests leak goroutines. If this machine
+// lacks a server, no test runs: a failure only if [testbed.Strict].
 func Run(m interface{ Run() int }, starts ...Start) { os.Exit(Code(m, starts...)) }
 
-// Code is [Run], but returns the exit code instead of exiting.
+// Code is [Run], but returns the exit code.
 func Code(m interface{ Run() int }, starts ...Start) (code int) {
 	redisclient.Silence()
 	log.SetOutput(io.Discard) // go-redis's pool logs connections that the tests break
@@ -56,7 +56,7 @@ func Code(m interface{ Run() int }, starts ...Start) (code int) {
 	return code
 }
 
-// patience is how long FindLeaks waits: goleak's half a second is too short on a loaded machine.
+// patience: goleak's half a second is too short on a loaded machine.
 var patience = time.Minute
 
 // FindLeaks returns an error if goroutines remain, except two: net/http dialing a killed container, and a go-zookeeper 1.0.4

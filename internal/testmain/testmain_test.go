@@ -12,7 +12,6 @@ import (
 	"github.com/fencelab/fencelab/internal/testmain"
 )
 
-// leaves makes the test binary a child whose tests leave a goroutine behind.
 const leaves = "TESTMAIN_TEST_LEAVES"
 
 func TestMain(m *testing.M) {
@@ -22,7 +21,6 @@ func TestMain(m *testing.M) {
 	testmain.Run(m)
 }
 
-// A goroutine that ends late is no leak.
 func TestFindLeaks(t *testing.T) {
 	if os.Getenv(leaves) != "" {
 		go func() { select {} }()
@@ -31,7 +29,7 @@ func TestFindLeaks(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	end := make(chan struct{})
 	go func() { <-end }()
-	late := time.AfterFunc(time.Second, func() { close(end) }) // goleak itself gives up before
+	late := time.AfterFunc(time.Second, func() { close(end) }) // later than goleak's own timeout
 	defer late.Stop()
 	require.NoError(t, testmain.FindLeaks(before))
 

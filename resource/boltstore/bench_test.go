@@ -38,7 +38,6 @@ func openBench(b *testing.B) *boltstore.Store {
 	return s
 }
 
-// overHTTP is a store behind two handlers, one with fencing off.
 type overHTTP struct {
 	resource.Store
 	unfenced *resource.Client

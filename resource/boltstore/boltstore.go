@@ -1,15 +1,13 @@
-// Package boltstore is a durable [resource.Store] in one bbolt file. It replies only once the result is on disk. Concurrent
-// writers share one sync.
+// Package boltstore is a durable [resource.Store] in one bbolt file. It replies once the result is on disk. Concurrent writers
+// share a sync.
 //
 // It requires that
-//   - the file is on a local file system: on NFS and the like flock(2) may be a lease, and a paused process would overwrite its
-//     successor's file;
+//   - the file is on a local file system: elsewhere flock(2) may be a lease, and a paused process would overwrite its successor's
+//     file;
 //   - fsync reaches the disk.
 //
-// A restored backup brings old fences back.
-//
-// On a full disk, writes, and fenced reads that would raise a fence, fail until there is room. If a commit's outcome is unknown, all
-// calls fail until the file is opened again.
+// A restored backup brings old fences back. On a full disk, calls that would change the file fail until there is room. If a
+// commit's outcome is unknown, all calls fail until the file is opened again.
 package boltstore
 
 import (
@@ -35,16 +33,16 @@ import (
 
 var bucket = []byte("records.v1")
 
-// MaxValue is the largest value in bytes: bbolt puts up to four on a page, and on 32-bit machines panics if a page
-// exceeds 256 MiB.
+// MaxValue is the largest value in bytes: bbolt puts up to four on a page, and on 32-bit machines panics if a page exceeds 256
+// MiB.
 const MaxValue = 64<<20 - 1<<10
 
-// Options are the optional settings of [Open].
+// Options configure [Open].
 type Options struct {
 	// LockTimeout is how long Open waits for another process to close the file; 1 s if zero.
 	LockTimeout time.Duration
-	// MaxUnwritten limits the keys that only fenced reads have touched, so that reads can't fill the disk; 1<<20 if zero.
-	// Beyond it fenced reads of new keys return [resource.ErrNoRoom].
+	// MaxUnwritten limits the keys that only fenced reads have touched, so that reads can't fill the disk; 1<<20 if zero. Beyond
+	// it fenced reads of new keys return [resource.ErrNoRoom].
 	MaxUnwritten uint64
 }
 
@@ -52,18 +50,18 @@ type Options struct {
 type Store struct {
 	db     *bolt.DB
 	path   string
-	file   os.FileInfo // the open file
+	file   os.FileInfo
 	ops    chan *op
-	done   chan struct{} // closed when commitLoop has ended
+	done   chan struct{}
 	closer func() error
 	most   uint64               // Options.MaxUnwritten
-	end    func(*bolt.Tx) error // (*bolt.Tx).Commit, except in tests
+	end    func(*bolt.Tx) error // except in tests
 	calls  calls.Calls
 
 	mu         sync.RWMutex
-	failed     error  // of a commit with an unknown outcome; every later call returns it
-	committing *batch // what is being committed now, or nil
-	last       int    // the id of the last transaction that was committed
+	failed     error  // of a commit with an unknown outcome; all later calls return it
+	committing *batch // being committed; may be nil
+	last       int    // id of the last committed transaction
 }
 
 var (
@@ -71,7 +69,7 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open opens the file at path, or creates it. Only one process can have it open. opts may be nil.
+// Open opens or creates the file at path, for one process at a time. opts may be nil.
 func Open(path string, opts *Options) (*Store, error) {
 	return open(path, opts, (*bolt.DB).Sync, (*os.File).Sync)
 }
@@ -81,7 +79,7 @@ func open(path string, opts *Options, syncFile func(*bolt.DB) error, syncDir fun
 		opts = &Options{}
 	}
 	timeout := cmp.Or(opts.LockTimeout, time.Second)
-	path, err := filepath.Abs(path) // checkFile looks there even after a Chdir
+	path, err := filepath.Abs(path) // even after a Chdir
 	if err != nil {
 		return nil, fmt.Errorf("boltstore: %w", err)
 	}
@@ -104,7 +102,7 @@ func open(path string, opts *Options, syncFile func(*bolt.DB) error, syncDir fun
 		}
 		return nil, errors.Join(err, db.Close())
 	}
-	file, err := f.Stat() // not the path's, which may have been replaced while bbolt waited for the lock
+	file, err := f.Stat() // not the path's: it may have been replaced while bbolt waited for the lock
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
 	}
@@ -122,7 +120,7 @@ func open(path string, opts *Options, syncFile func(*bolt.DB) error, syncDir fun
 
 func openFile(path string, timeout time.Duration) (db *bolt.DB, f *os.File, err error) {
 	defer func() {
-		if db == nil && f != nil { // after a panic it is open and mapped
+		if db == nil && f != nil { // after a panic f is open and mapped
 			unlockFile(f)
 			_ = f.Close()
 		}
@@ -151,9 +149,9 @@ func undamaged(path string, err *error) func() {
 	}
 }
 
-// prepare syncs file and directory and creates the bucket. After a crash, the page cache may show a commit that isn't on disk.
-// It must be synced before the next write, because bbolt reuses the pages of the commit before, which may be the last on disk.
-// It returns the last transaction's id.
+// prepare syncs file and directory, creates the bucket and returns the last transaction's id. After a crash, the page cache may
+// show a commit that isn't on disk. It must be synced before the next write, because bbolt reuses the pages of the previous
+// commit, which may be the last on disk.
 func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) error) (last int, err error) {
 	defer undamaged(db.Path(), &err)()
 	if err := syncFile(db); err != nil {
@@ -162,12 +160,12 @@ func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) 
 	var ready bool
 	err = db.View(func(tx *bolt.Tx) error {
 		last, ready = tx.ID(), tx.Bucket(bucket) != nil
-		if !ready && tx.ID() > 1 { // a new file has 1
+		if !ready && tx.ID() > 1 { // a new file's id is 1
 			return fmt.Errorf("boltstore: %s %w: it is in use and has no bucket %s", db.Path(), errDamaged, bucket)
 		}
 		return nil
 	})
-	if err == nil && !ready { // write only if needed: a file on a full disk must open
+	if err == nil && !ready { // a file on a full disk must open
 		err = db.Update(func(tx *bolt.Tx) error {
 			last = tx.ID()
 			_, err := tx.CreateBucket(bucket)
@@ -177,9 +175,9 @@ func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) 
 	if err != nil {
 		return 0, err
 	}
-	path, err := filepath.EvalSymlinks(db.Path()) // the directory that has the file, if the path is a link
+	path, err := filepath.EvalSymlinks(db.Path()) // the path may be a link
 	if errors.Is(err, os.ErrNotExist) {
-		return last, nil // checkFile says what to do
+		return last, nil // checkFile returns an error
 	}
 	if err != nil {
 		return 0, err
@@ -232,13 +230,13 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 		defer s.mu.RUnlock()
 		return resource.Record{}, s.failed
 	}
-	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit changes key.
+	// bbolt shows a commit to new transactions before syncing it. This one begins while no commit changes key.
 	tx, err := s.begin(false)
 	s.mu.RUnlock()
 	if err != nil {
 		return resource.Record{}, err
 	}
-	defer func() { _ = tx.Rollback() }() // of a read transaction: can't fail
+	defer func() { _ = tx.Rollback() }()
 	if err := s.checkFile(errUndone); err != nil {
 		return resource.Record{}, err
 	}
@@ -278,8 +276,8 @@ func isAtByStat(file os.FileInfo, path string) (bool, error) {
 	return err == nil && os.SameFile(file, now), err
 }
 
-// begin begins a transaction. The file's last one must be the store's last, else a file was copied over the open one. Callers
-// other than commitLoop hold s.mu.
+// begin begins a transaction. If the file's last one isn't the store's last, a file was copied over the open one. Callers other
+// than commitLoop hold s.mu.
 func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
 	defer undamaged(s.path, &err)()
 	defer func() {
@@ -300,7 +298,7 @@ func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
 	return tx, nil
 }
 
-// unlock unlocks what db.Begin keeps locked when it panics: every later call and Close would hang. bbolt offers no other way.
+// unlock releases the locks that db.Begin keeps when it panics, or later calls and Close would hang. bbolt has no API for it.
 func unlock(db *bolt.DB, writable bool) {
 	field := func(name string) reflect.Value { return reflect.ValueOf(db).Elem().FieldByName(name).Addr() }
 	if writable {
@@ -311,10 +309,9 @@ func unlock(db *bolt.DB, writable bool) {
 	(*sync.Mutex)(field("metalock").UnsafePointer()).Unlock()
 }
 
-// load returns key's record; its Value is valid until tx ends.
-//
-// A damaged key can hide its record, or lead bbolt's binary search to another page. But if the search misses a stored key, one
-// of the two records beside the place where it ends is damaged, or the two aren't on both sides of the key.
+// load returns key's record; its Value is valid until tx ends. A damaged key can hide its record, or lead bbolt's binary search
+// to another page. But if the search misses a stored key, one of the two records where it ends is damaged, or the two aren't on
+// both sides of the key.
 func (s *Store) load(tx *bolt.Tx, key string) (rec resource.Record, found bool, err error) {
 	c := tx.Bucket(bucket).Cursor()
 	k, v := c.Seek([]byte(key))

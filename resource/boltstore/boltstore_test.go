@@ -72,7 +72,7 @@ func content(t *testing.T, path string) []byte {
 	return b
 }
 
-// written returns a store's file in which each key has the fence 1000.
+// written returns a file whose keys have the fence 1000.
 func written(t *testing.T, value []byte, keys ...string) []byte {
 	t.Helper()
 	path := newPath(t)
@@ -86,7 +86,7 @@ func written(t *testing.T, value []byte, keys ...string) []byte {
 	return content(t, path)
 }
 
-// openCopy opens a new file, since another may still be locked.
+// openCopy uses a new file, since the last one may still be locked.
 func openCopy(t *testing.T, b []byte) (*boltstore.Store, error) {
 	t.Helper()
 	path := newPath(t)
@@ -107,7 +107,7 @@ func TestOpenRefuses(t *testing.T) {
 	})
 	_, err = openCopy(t, make([]byte, 1<<16))
 	require.ErrorContains(t, err, "resource.db is damaged, or not a store's file")
-	for at, want := range map[int]string{20: "version mismatch", 40: "checksum error"} { // on both meta pages
+	for at, want := range map[int]string{20: "version mismatch", 40: "checksum error"} { // both meta pages
 		b := written(t, nil)
 		b[at] ^= 1
 		b[os.Getpagesize()+at] ^= 1
@@ -118,11 +118,11 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// TestOpenSyncs: the last process may have been killed between a write and its sync.
+// The last process may have been killed between a write and its sync.
 func TestOpenSyncs(t *testing.T) {
 	link, dir := newPath(t), t.TempDir()
 	path := filepath.Join(dir, "resource.db")
-	require.NoError(t, os.Symlink(path, link)) // to a file that Open creates
+	require.NoError(t, os.Symlink(path, link)) // Open creates the file
 	dir, err := filepath.EvalSymlinks(dir)
 	require.NoError(t, err)
 	for _, fails := range []string{link, dir, ""} {
@@ -150,15 +150,14 @@ func TestOpenSyncs(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode(), "only its owner can read it")
 }
 
-// TestFourLargestOnAPage adds up the largest page that bbolt builds (splitTwo in node.go), which must fit into its MaxAllocSize.
+// TestFourLargestOnAPage adds up bbolt's largest page (splitTwo in node.go), which must fit into its MaxAllocSize.
 func TestFourLargestOnAPage(t *testing.T) {
 	const header, element, maxAllocSize = 16, 16, 0xFFFFFFF // on 386 and arm
 	record := len(boltstore.Encode("", resource.Record{Value: []byte{}})) + boltstore.MaxValue
 	require.LessOrEqual(t, header+4*(element+resource.MaxKeyLen+record), maxAllocSize)
 }
 
-// TestDamagedRecord: calls on a damaged record are refused, because its fence is lost, and so are those on new keys beside it,
-// because the damage may be in its key.
+// A damaged record has lost its fence. The damage may be in its key, so calls on new keys next to it are refused too.
 func TestDamagedRecord(t *testing.T) {
 	b, ctx := written(t, []byte("some value"), "a", "c", "k", "x", "z"), t.Context()
 	fence := bytes.LastIndex(b, []byte("k\x00\x00\x00\x00\x00\x00\x03\xe8")) + 1
@@ -173,15 +172,15 @@ func TestDamagedRecord(t *testing.T) {
 	for _, key := range []string{"j", "l"} {
 		require.ErrorContains(t, s.Write(ctx, key, at(1), nil), `there is no record of "`+key+`", and its neighbor "k" is damaged: restore the file: its checksum`)
 	}
-	for _, key := range []string{"a", "b", "c", "x", "y", "z", "zz"} { // the others, and new keys beside them
+	for _, key := range []string{"a", "b", "c", "x", "y", "z", "zz"} {
 		require.NoError(t, s.Write(ctx, key, at(1001), nil))
 	}
 }
 
-// TestFlippedKeys flips bits of each copy of a key, on leaves and branches, so that it sorts before or after its neighbors. No key
-// may seem new then, because any fence would do for it.
+// TestFlippedKeys flips bits of each copy of a key, on leaves and branches, so that it sorts elsewhere. No key may then seem new,
+// since any fence would do for it.
 func TestFlippedKeys(t *testing.T) {
-	for _, n := range []int{3, 40} { // on an inline page, and on several
+	for _, n := range []int{3, 40} { // one inline page; several pages
 		var keys []string
 		for i := range n {
 			keys = append(keys, fmt.Sprintf("order-%02d", i))
@@ -216,7 +215,7 @@ func TestFlippedKeys(t *testing.T) {
 	}
 }
 
-// TestDamagedFile changes single bytes of the file. That may cause an error, but no crash and no other fence.
+// TestDamagedFile changes single bytes, which may cause errors, but neither crashes nor other fences.
 func TestDamagedFile(t *testing.T) {
 	var keys []string
 	for i := range 200 {
@@ -229,13 +228,13 @@ func TestDamagedFile(t *testing.T) {
 	listless := bytes.Clone(sound)
 	for flags := 8; flags < len(sound); flags += page {
 		if sound[flags] == freelist {
-			listless[flags] = 0 // bbolt panics while it opens the file
+			listless[flags] = 0 // bbolt panics on opening it
 		}
 	}
 	path := newPath(t)
-	for _, b := range [][]byte{hide(sound), listless, hide(written(t, nil))} { // the last has one commit, that of the bucket
+	for _, b := range [][]byte{hide(sound), listless, hide(written(t, nil))} { // the last has one commit
 		require.NoError(t, os.WriteFile(path, b, 0o600))
-		for range 2 { // the first has not kept the file's lock
+		for range 2 { // the first must not keep the file locked
 			_, err := boltstore.Open(path, nil)
 			require.ErrorContains(t, err, "damaged: restore it", "and no empty store")
 		}
@@ -244,8 +243,8 @@ func TestDamagedFile(t *testing.T) {
 	opens, reads, writes := 0, 0, 0
 	for i := range sound {
 		if (i%page < 8 || i%page >= length) && (i%page < header || i%1999 > 0) || i > page && sound[i-i%page+8] == freelist {
-			// All headers of pages, and a sample of the rest. bbolt trusts a page's length and the free list, and would
-			// make a file of terabytes.
+			// All headers of pages, and a sample of the rest. bbolt trusts a page's length and the free list, and would make a
+			// file of terabytes.
 			continue
 		}
 		b := bytes.Clone(sound)
@@ -267,7 +266,7 @@ func TestDamagedFile(t *testing.T) {
 		for _, key := range keys {
 			rec, err := s.Read(ctx, key)
 			if errors.Is(err, resource.ErrNotFound) && i%page < header {
-				continue // a page's header, which has no checksum, may hide its keys
+				continue // a page's header has no checksum, and may hide its keys
 			}
 			if check(&reads, err); err == nil && rec.MaxFence != at(1001) {
 				require.Equal(t, at(1000), rec.MaxFence, "byte %d, %s", i, key)
@@ -278,8 +277,8 @@ func TestDamagedFile(t *testing.T) {
 	require.NotContains(t, []int{opens, reads, writes}, 0)
 }
 
-// TestTornCommit opens what a power cut may leave of a commit: before the first sync any of its sectors but the meta page's,
-// after that any of the meta page's. The write before it must be there, the commit's own wholly or not at all.
+// TestTornCommit opens what a power cut may leave of a commit: before the first sync any of its sectors but the meta page's, then
+// any of the meta page's. The previous write must survive, and the commit wholly or not at all.
 func TestTornCommit(t *testing.T) {
 	const page, sector, keys = 4096, 512, 300
 	random := rand.New(rand.NewPCG(*seed, 0))
@@ -341,7 +340,7 @@ func TestFileGone(t *testing.T) {
 	path, ctx := newPath(t), t.Context()
 	t.Chdir(filepath.Dir(path))
 	s := open(t, filepath.Base(path))
-	t.Chdir(t.TempDir()) // which doesn't move the file
+	t.Chdir(t.TempDir())
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("v")))
 	refused := func() {
 		t.Helper()
@@ -358,14 +357,13 @@ func TestFileGone(t *testing.T) {
 	require.NoError(t, s.Write(ctx, "k", at(7), nil))
 	require.Equal(t, at(7), reread(t, s, "k"))
 
-	link := filepath.Join(t.TempDir(), "link") // whose error doesn't say that the file is gone
+	link := filepath.Join(t.TempDir(), "link") // its error is not ErrNotExist
 	require.NoError(t, os.Symlink(t.TempDir(), link))
 	s = open(t, filepath.Join(link, "resource.db"))
 	require.NoError(t, errors.Join(os.Remove(link), os.Symlink(link, link)))
 	require.NoError(t, s.Write(ctx, "k", at(1), nil))
 }
 
-// TestFileGoneMeanwhile moves the file between the check before a commit and the commit.
 func TestFileGoneMeanwhile(t *testing.T) {
 	path, ctx := newPath(t), t.Context()
 	s := open(t, path)
@@ -381,7 +379,7 @@ func TestFileGoneMeanwhile(t *testing.T) {
 	require.Equal(t, at(5), reread(t, open(t, path), "k"))
 }
 
-// TestOverwrittenInPlace has a backup copied over the open file, which keeps its inode.
+// TestOverwrittenInPlace copies a backup over the open file, which keeps its inode.
 func TestOverwrittenInPlace(t *testing.T) {
 	path, ctx := newPath(t), t.Context()
 	s := open(t, path)
@@ -405,7 +403,7 @@ func TestOverwrittenInPlace(t *testing.T) {
 	require.ErrorContains(t, err, want, "one commit ahead, while none is under way")
 	require.NoError(t, os.WriteFile(path, now, 0o600))
 
-	s.OnCommit(func(func() error) error { // nor is the backup the commit that is under way
+	s.OnCommit(func(func() error) error { // during a commit, too
 		if err := os.WriteFile(path, backup, 0o600); err != nil {
 			return err
 		}
@@ -426,8 +424,7 @@ func TestOverwrittenInPlace(t *testing.T) {
 	require.Equal(t, at(7), reread(t, open(t, path), "k"))
 }
 
-// TestOpenFileDamaged damages the meta pages, with which each transaction begins, while nothing else happens and during a commit.
-// Calls and Close must return.
+// Each transaction begins with the meta pages.
 func TestOpenFileDamaged(t *testing.T) {
 	const want = "damaged: restore it"
 	for name, damage := range map[string]func(path string) error{
@@ -539,17 +536,17 @@ func TestUnwrittenKeys(t *testing.T) {
 		require.NoError(t, db.Close())
 		return open(t, path)
 	}
-	s = reopenAt(1<<20 - 1) // the default limit
+	s = reopenAt(1<<20 - 1)
 	require.NoError(t, touch("g", 1))
 	require.ErrorIs(t, touch("h", 1), resource.ErrNoRoom)
 	require.NoError(t, s.Close())
-	s = reopenAt(0) // that of a file from before they were counted
+	s = reopenAt(0) // a file written before they were counted
 	require.NoError(t, s.Write(ctx, "g", at(2), nil))
 	require.NoError(t, touch("h", 1))
 }
 
-// TestAnswersWaitForCommit: a refusal waits too, because it may depend on a write of the same batch, and so do reads of its keys:
-// bbolt shows a commit to readers before it has synced it. Other keys don't wait.
+// Refusals wait too: they may depend on a write of the same batch. So do reads of its keys: bbolt shows a commit to readers
+// before it has synced it.
 func TestAnswersWaitForCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, newPath(t))
@@ -566,7 +563,7 @@ func TestAnswersWaitForCommit(t *testing.T) {
 					reads <- rec
 				}
 			}()
-			synctest.Wait() // for the read to wait
+			synctest.Wait()
 			require.Equal(t, at(1), reread(t, s, "other"))
 			early = append(early, pending.Answered(), len(reads))
 		}
@@ -586,13 +583,13 @@ func TestAnswersWaitForCommit(t *testing.T) {
 	})
 }
 
-// TestValuesOutliveFile uses values after bbolt has unmapped the file, where a value that still pointed there would crash.
+// After bbolt has unmapped the file, a value that pointed into it would crash.
 func TestValuesOutliveFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := boltstore.Open(newPath(t), nil)
 		require.NoError(t, err)
 		ctx := t.Context()
-		require.NoError(t, s.Write(ctx, "filler", at(1), make([]byte, 8<<10))) // bbolt copies what is in a very small file
+		require.NoError(t, s.Write(ctx, "filler", at(1), make([]byte, 8<<10))) // bbolt copies values of a very small file
 		require.NoError(t, s.Write(ctx, "k", at(1), []byte("v")))
 		read, err := s.Read(ctx, "k")
 		require.NoError(t, err)
@@ -602,7 +599,7 @@ func TestValuesOutliveFile(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, debug.SetPanicOnFault(false), "it is the caller's")
 
-		// The next read's commit makes the file grow and moves the memory, while two wait to read the key.
+		// The next read's commit grows the file, which moves the memory.
 		waited := make(chan resource.Record, 2)
 		s.OnCommit(func(commit func() error) error {
 			for range cap(waited) {
@@ -616,7 +613,7 @@ func TestValuesOutliveFile(t *testing.T) {
 		})
 		recs, errs := s.Batch(boltstore.ReadFencedOp("k", 3), boltstore.WriteOp("large", at(1), make([]byte, 1<<20))).Wait()
 		require.NoError(t, errors.Join(errs...))
-		(<-waited).Value[0] = 'X' // its reader's own
+		(<-waited).Value[0] = 'X'
 		require.NoError(t, s.Close())
 		for _, rec := range []resource.Record{<-waited, read, raised, again, recs[0]} {
 			require.Equal(t, "v", string(rec.Value))
@@ -624,13 +621,13 @@ func TestValuesOutliveFile(t *testing.T) {
 	})
 }
 
-// TestGroupCommit has writers that meet a commit: they share the next one up to its limits, and Close waits for them.
+// Writers that arrive during a commit share the next one up to its limits, and Close waits for them.
 func TestGroupCommit(t *testing.T) {
 	for name, c := range map[string]struct {
-		sizes   []int // of their values, in the order in which they come
+		sizes   []int
 		commits int
 	}{
-		"one too many":       {make([]int, 1+boltstore.MaxBatchOps+1), 3}, // the last waits for a place in the queue
+		"one too many":       {make([]int, 1+boltstore.MaxBatchOps+1), 3}, // the last waits for room in the queue
 		"all that fit":       {make([]int, 1+boltstore.MaxBatchOps), 2},
 		"a byte too many":    {[]int{0, boltstore.MaxBatchBytes, 0}, 3},
 		"all bytes that fit": {[]int{0, boltstore.MaxBatchBytes - 1, 1}, 2},
@@ -650,7 +647,7 @@ func TestGroupCommit(t *testing.T) {
 				answers := make(chan error, len(c.sizes)+1)
 				for i, size := range c.sizes {
 					go func() { answers <- s.Write(ctx, strconv.Itoa(i), at(1), make([]byte, size)) }()
-					synctest.Wait() // for the first one's commit, then for a place in the queue
+					synctest.Wait()
 				}
 				go func() { answers <- s.Close() }()
 				synctest.Wait()
@@ -670,7 +667,6 @@ func TestGroupCommit(t *testing.T) {
 	}
 }
 
-// TestContextEnds ends the ctx of calls that wait: a write in the queue, one for a place in it, and a read for a commit.
 func TestContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, newPath(t))
@@ -703,7 +699,7 @@ func TestContextEnds(t *testing.T) {
 			require.ErrorIs(t, err, io.EOF)
 		}
 		require.ErrorContains(t, *queued, "may still take effect")
-		value[0] = 'X' // it is the caller's again
+		value[0] = 'X'
 		close(first)
 		wg.Wait()
 		require.NoError(t, s.Write(t.Context(), "last", at(1), nil))

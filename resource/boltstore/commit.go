@@ -31,8 +31,8 @@ type op struct {
 	fence resource.Fence
 	value []byte
 
-	done chan struct{}   // closed once rec and err are valid
-	rec  resource.Record // of a read
+	done chan struct{}
+	rec  resource.Record
 	err  error
 }
 
@@ -54,13 +54,13 @@ func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, er
 			return rec, false, err
 		}
 		raised := rec.MaxFence.Max(o.fence)
-		o.rec = resource.Record{Value: bytes.Clone(rec.Value), MaxFence: raised} // the caller's own
+		o.rec = resource.Record{Value: bytes.Clone(rec.Value), MaxFence: raised}
 		return resource.Record{Value: bytes.Clone(rec.Value), MaxFence: raised}, raised != rec.MaxFence, nil
 	}
 }
 
 func (s *Store) do(ctx context.Context, o *op, invalid error) (resource.Record, error) {
-	if invalid == nil && len(o.value) > MaxValue { // which would fail the whole commit
+	if invalid == nil && len(o.value) > MaxValue { // it would fail the whole commit
 		invalid = fmt.Errorf("%w: that of %q has %d bytes, at most %d fit into a record", resource.ErrTooLarge, o.key, len(o.value), MaxValue)
 	}
 	if err := s.calls.Begin(ctx, o.key, invalid); err != nil {
@@ -109,16 +109,16 @@ func (s *Store) drain(ops []*op) []*op {
 }
 
 var (
-	// errUndone means that a commit failed and left nothing behind.
+	// errUndone means that nothing of a failed commit is left.
 	errUndone = errors.New("nothing was changed")
-	// errUnknown means that a commit may have left something behind.
+	// errUnknown means that something of it may be left.
 	errUnknown = errors.New("all calls fail until the file is opened again")
 )
 
-// commit answers only after the commit, because a refusal too may depend on a write of its batch.
+// commit replies after the commit only: a refusal too may depend on a write of its batch.
 func (s *Store) commit(ops []*op) {
 	b := &batch{records: make(map[string]resource.Record, len(ops)), done: make(chan struct{})}
-	failed := s.failed // written by this goroutine only
+	failed := s.failed
 	err := failed
 	if err == nil {
 		if err = s.apply(b, ops); !errors.Is(err, errUndone) {
@@ -134,7 +134,7 @@ func (s *Store) commit(ops []*op) {
 	b.err = err
 	close(b.done)
 	for _, o := range ops {
-		// After an undone commit, answers that don't depend on it remain valid.
+		// After an undone commit, replies that don't depend on it remain valid.
 		if err != nil && (failed != nil || !b.decided || b.changes(o.key)) {
 			o.err = err
 		}
@@ -142,8 +142,8 @@ func (s *Store) commit(ops []*op) {
 	}
 }
 
-// apply runs ops in one transaction and collects their changes in b. After an error other than errUndone, the disk's contents
-// are unknown, whatever the page cache shows.
+// apply runs ops in one transaction and collects their changes in b. After an error other than errUndone, the disk's contents are
+// unknown, whatever the page cache shows.
 func (s *Store) apply(b *batch, ops []*op) (err error) {
 	defer undamaged(s.path, &err)()
 	if err := s.checkFile(errUndone); err != nil {
@@ -158,7 +158,7 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	defer func() { _ = tx.Rollback() }()
 
 	keys := tx.Bucket(bucket)
-	unwritten := keys.Sequence() // the number of records without a value; older files start at 0
+	unwritten := keys.Sequence() // records without a value; older files start at 0
 	for _, o := range ops {
 		rec, ok := b.records[o.key]
 		if !ok {
@@ -202,22 +202,22 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	if err := s.end(tx); err != nil {
 		return s.why(err, id)
 	}
-	return s.checkFile(errUnknown) // a stat beside two syncs: who opens the path must find what is acknowledged
+	return s.checkFile(errUnknown) // an acknowledged write must be in the file at the path
 }
 
-// why wraps the error with which transaction id failed. The transaction is undone if the file doesn't show it: the page that
-// makes it valid is written last, after a sync of all others, which become free again.
+// why wraps the error with which transaction id failed. It is undone if the file doesn't show it: the page that makes it valid is
+// written last, after a sync of all others, which become free again.
 func (s *Store) why(err error, id int) error {
 	tx, cannot := s.begin(false)
 	if cannot != nil {
 		return fmt.Errorf("boltstore: %s: %w: %w", s.path, errUnknown, errors.Join(err, cannot))
 	}
 	last := tx.ID()
-	_ = tx.Rollback() // of a read transaction: can't fail
+	_ = tx.Rollback()
 	switch {
 	case last == id:
 		return fmt.Errorf("boltstore: %s: a commit failed; %w: %w", s.path, errUnknown, err)
-	// By their text, because bbolt doesn't wrap the errors of a file that it makes grow.
+	// Compare texts: bbolt doesn't wrap errors from growing the file.
 	case strings.Contains(err.Error(), syscall.ENOSPC.Error()), strings.Contains(err.Error(), syscall.EDQUOT.Error()):
 		return fmt.Errorf("boltstore: %s: %w: %w: %w", s.path, errUndone, resource.ErrNoRoom, err)
 	}
@@ -227,9 +227,9 @@ func (s *Store) why(err error, id int) error {
 // batch is what one commit changes, complete before readers see it in Store.committing.
 type batch struct {
 	records map[string]resource.Record
-	decided bool          // every op has its answer, if the commit succeeds
-	done    chan struct{} // closed when the commit has ended
-	err     error         // why it failed; valid once done is closed
+	decided bool // if the commit succeeds, all replies are known
+	done    chan struct{}
+	err     error // valid once done is closed
 }
 
 func (b *batch) changes(key string) bool {

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelab/fencelab/resource/boltstore"
 )
 
-// One process opens the file. To let others use it, serve it with resource.NewHandler, or run cmd/resource.
+// One process opens the file. Serve it to others with resource.NewHandler, or run cmd/resource.
 func Example() {
 	dir, err := os.MkdirTemp("", "accounts")
 	if err != nil {

@@ -32,7 +32,7 @@ func ReadFencedOp(key string, token uint64) *op {
 	return &op{kind: readFenced, key: key, fence: resource.Fence{Token: token}, done: make(chan struct{})}
 }
 
-// Batch begins to commit ops as one batch. The store must have nothing else to do.
+// Batch commits ops as one batch. No other commit may be running.
 func (s *Store) Batch(ops ...*op) Pending {
 	go s.commit(ops)
 	return ops
@@ -57,7 +57,6 @@ func (p Pending) Wait() (recs []resource.Record, errs []error) {
 	return recs, errs
 }
 
-// OnCommit sets what commits do.
 func (s *Store) OnCommit(do func(commit func() error) error) {
 	s.end = func(tx *bolt.Tx) error { return do(tx.Commit) }
 }
@@ -72,7 +71,6 @@ func (s *Store) CheckFile() (all error) {
 	return errors.Join(all, err)
 }
 
-// Commits is the number of transactions of the file so far.
 func (s *Store) Commits() (int, error) {
 	tx, err := s.db.Begin(false)
 	if err != nil {

@@ -17,12 +17,11 @@ import (
 	"github.com/fencelab/fencelab/resource/boltstore"
 )
 
-// TestDiskFull: calls that must write get ErrNoRoom, the others are answered, and the store recovers once there is room.
 func TestDiskFull(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path)
 	ctx := t.Context()
-	require.NoError(t, s.Write(ctx, "k", at(4), make([]byte, 64<<10))) // whose pages are free then
+	require.NoError(t, s.Write(ctx, "k", at(4), make([]byte, 64<<10))) // its pages are free after the next write
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("before")))
 	require.NoError(t, s.Write(ctx, "still", at(5), []byte("before")))
 	before := resource.Record{Value: []byte("before"), MaxFence: at(5)}
@@ -31,7 +30,7 @@ func TestDiskFull(t *testing.T) {
 		recs, errs := s.Batch(
 			boltstore.WriteOp("k", at(7), []byte("lost")),
 			boltstore.ReadFencedOp("k", 9),
-			boltstore.WriteOp("k", at(8), []byte("refused")), // because of what is lost
+			boltstore.WriteOp("k", at(8), []byte("refused")), // because of the write that is lost
 			boltstore.ReadFencedOp("other", 1),
 			boltstore.WriteOp("still", at(4), nil),
 			boltstore.ReadFencedOp("still", 5),
@@ -84,7 +83,7 @@ func TestReadWhileUndone(t *testing.T) {
 			fail := make(chan error)
 			s.OnCommit(func(func() error) error { return <-fail })
 			pending := s.Batch(boltstore.WriteOp("k", at(7), nil))
-			synctest.Wait() // for the commit to be held
+			synctest.Wait()
 			var rec resource.Record
 			var err error
 			read := make(chan struct{})
@@ -92,7 +91,7 @@ func TestReadWhileUndone(t *testing.T) {
 				defer close(read)
 				rec, err = s.Read(t.Context(), "k")
 			}()
-			synctest.Wait() // for the read to wait for it
+			synctest.Wait()
 			fail <- reason
 			<-read
 			require.NoError(t, err)
@@ -104,7 +103,7 @@ func TestReadWhileUndone(t *testing.T) {
 	}
 }
 
-// TestCommitUncertain fails the last sync of a commit, whose outcome is then unknown.
+// The last sync of the commit fails.
 func TestCommitUncertain(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path)
@@ -122,7 +121,7 @@ func TestCommitUncertain(t *testing.T) {
 	require.ErrorIs(t, s.Write(ctx, "k", at(9), nil), resource.ErrClosed)
 }
 
-// TestTooLarge has a value that is mapped and never touched, so that it takes no memory.
+// The value is mapped and never touched, so it takes no memory.
 func TestTooLarge(t *testing.T) {
 	huge, err := syscall.Mmap(-1, 0, boltstore.MaxValue+1, syscall.PROT_READ, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
 	require.NoError(t, err)
@@ -138,7 +137,6 @@ func TestTooLarge(t *testing.T) {
 	require.ErrorIs(t, s.Write(t.Context(), "k", at(1), huge[1:]), resource.ErrClosed)
 }
 
-// fillDisk makes writes to the open file at path fail as on a full disk.
 func fillDisk(t *testing.T, path string) (makeRoom func()) {
 	t.Helper()
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
@@ -155,7 +153,6 @@ func fillDisk(t *testing.T, path string) (makeRoom func()) {
 	}
 }
 
-// descriptors are those of this process that are open on path.
 func descriptors(t *testing.T, path string) (open []int) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
@@ -170,7 +167,7 @@ func descriptors(t *testing.T, path string) (open []int) {
 	return open
 }
 
-// TestReplacedWhileOpening replaces the file while Open waits for its lock. The store must not take the new one for its own.
+// The store must not use the new file.
 func TestReplacedWhileOpening(t *testing.T) {
 	path := newPath(t)
 	first := open(t, path)

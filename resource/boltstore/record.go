@@ -9,8 +9,8 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// A record has the greatest accepted fence (token, seq: 8 bytes each, big endian), a flag (1 byte), a checksum of the key and
-// all else (4 bytes), and the value. Older records have other flags and no checksum.
+// A record has the greatest accepted fence (token, seq: 8 bytes each, big endian), a flag (1 byte), a checksum of key and all
+// else (4 bytes), and the value. Older records have other flags and no checksum.
 const (
 	headerLen   = 17
 	checksumLen = 4

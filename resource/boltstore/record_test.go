@@ -16,7 +16,7 @@ import (
 func TestEncoding(t *testing.T) {
 	const top = "ffffffffffffffff"
 	for _, c := range []struct {
-		fence, sum, value string // in hex, as in the record
+		fence, sum, value string // hex
 		rec               resource.Record
 	}{
 		{"0000000000000007" + "0000000000000001", "663e5075", "686921", resource.Record{Value: []byte("hi!"), MaxFence: resource.Fence{Token: 7, Seq: 1}}},
@@ -60,7 +60,6 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// TestFlippedBits flips every pair of bits of a key and its record.
 func TestFlippedBits(t *testing.T) {
 	rec := resource.Record{Value: []byte("some value"), MaxFence: resource.Fence{Token: 1000, Seq: 1}}
 	sound := append([]byte("k"), boltstore.Encode("k", rec)...)
@@ -87,7 +86,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		again := boltstore.Encode("k", rec)
-		if b[16] <= 1 { // of before there were checksums
+		if b[16] <= 1 { // an old record
 			again = append(append(again[:16:16], b[16]), again[21:]...)
 		}
 		if !bytes.Equal(again, b) {

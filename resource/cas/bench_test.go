@@ -26,7 +26,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// A way reads a value, works, and writes the result. It returns how often it did the work.
+// A way reads a value, works, writes the result, and returns how often it worked.
 type way struct {
 	name   string
 	update func(ctx context.Context, key string, work func()) (tries int, err error)
@@ -64,7 +64,7 @@ func locked(b *testing.B, backend dlock.Backend, s resource.Store) way {
 	}}
 }
 
-// connections is what a Postgres takes by default, less some to spare.
+// connections leaves some of a PostgreSQL's default of 100 to spare.
 const connections = 80
 
 func onRedis(b *testing.B) []way {
@@ -96,7 +96,7 @@ func onPostgres(b *testing.B) []way {
 	return []way{swaps("cas", p, nil), swaps("cas+backoff", p, &cas.Options{Backoff: backoff}), locked(b, backend, s)}
 }
 
-// window is for how long writers begin updates.
+// window is how long updates begin.
 const window = 3 * time.Second
 
 // BenchmarkUpdate compares compare-and-swap with a lock and fenced writes in the same store, for
@@ -156,7 +156,7 @@ func update(b *testing.B, w way, writers int, many bool, work time.Duration) {
 	elapsed := time.Since(start)
 	all := slices.Sorted(slices.Values(slices.Concat(took...)))
 	ms := func(share float64) float64 { return all[min(int(share*float64(len(all))), len(all)-1)].Seconds() * 1e3 }
-	b.ReportMetric(0, "ns/op") // b.N is of no use where cases differ by a factor of a thousand
+	b.ReportMetric(0, "ns/op") // cases differ by a factor of a thousand
 	b.ReportMetric(float64(len(all))/elapsed.Seconds(), "updates/s")
 	b.ReportMetric(float64(tries.Load())/float64(len(all)), "tries/update")
 	b.ReportMetric(ms(0.5), "p50-ms")

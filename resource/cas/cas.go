@@ -2,12 +2,12 @@
 // paused. [Update] reads a value with its version, computes, and writes if the version is still the same; otherwise it starts
 // over.
 //
-// Prefer it to a lock if a critical section only replaces one value, and is short or rarely contended. Avoid it for side
-// effects such as a payment, which a losing attempt has already made; for expensive work, since N-1 of N concurrent writers
-// start over; and for values in several stores.
+// Prefer it to a lock if a critical section only replaces one value, and is short or rarely contended. Avoid it for side effects
+// such as a payment, which a losing attempt has already made; for expensive work, since N-1 of N concurrent writers start over;
+// and for values in several stores.
 //
-// Versions must only grow. If a record is deleted, or its server loses a write, a writer may find the version that it has read on
-// a different value. Packages redisstore and pgstore say when servers lose writes.
+// Versions must only grow. After a record is deleted, or its server loses a write, a different value may get the version that a
+// writer has read. Packages redisstore and pgstore say when servers lose writes.
 package cas
 
 import (
@@ -29,8 +29,8 @@ var ErrConflict = errors.New("cas: the version has changed")
 type Store interface {
 	// Get returns key's value and version, nil and 0 if there is none.
 	Get(ctx context.Context, key string) (value []byte, version int64, err error)
-	// Swap atomically sets key's value and increments its version if that equals version; otherwise it returns [ErrConflict].
-	// After any other error the swap may have taken effect.
+	// Swap atomically sets key's value and increments its version if that equals version, or returns [ErrConflict]. After any
+	// other error the swap may have taken effect.
 	Swap(ctx context.Context, key string, version int64, value []byte) error
 }
 
@@ -46,7 +46,7 @@ const maxDoublings = 6
 // succeeds, change returns an error, or ctx ends, and returns how often it called change. opts may be nil.
 //
 // If a swap fails with any other error, the change may have taken effect. To repeat Update safely, put a mark into the value,
-// such as a request's ID, by which change can detect that.
+// such as a request's ID, that change can detect.
 func Update(ctx context.Context, s Store, key string, change func(value []byte) ([]byte, error), opts *Options) (tries int, err error) {
 	if err := resource.CheckKey(key); err != nil {
 		return 0, fmt.Errorf("cas: %w", err)

@@ -29,7 +29,7 @@ func newRedis(tb testing.TB, set ...func(*redis.Options)) cas.Redis {
 	o, err := redis.ParseURL(redisServer.URL)
 	require.NoError(tb, err)
 	o.ContextTimeoutEnabled = true
-	o.ReadTimeout = -1 // none: a swap isn't repeated, so that a machine that stands still for longer would fail its test
+	o.ReadTimeout = -1 // none: swaps aren't repeated, so a stall of the machine would fail the test
 	for _, f := range set {
 		f(o)
 	}
@@ -43,7 +43,7 @@ func newPostgres(tb testing.TB, set ...func(*pgxpool.Config)) cas.Postgres {
 	return cas.Postgres{Pool: testmain.Pool(tb, postgresServer, set...)}
 }
 
-// onStores runs test on each store, on PostgreSQL at each isolation level, and with values as text.
+// onStores runs test on Redis, and on PostgreSQL at each isolation level and with values as text.
 func onStores(t *testing.T, test func(t *testing.T, s cas.Store)) {
 	t.Helper()
 	t.Run("redis", func(t *testing.T) { test(t, newRedis(t)) })
@@ -105,7 +105,6 @@ func TestValueThatCouldNotBeRead(t *testing.T) {
 	require.ErrorContains(t, err, "at most 268435456 are allowed")
 }
 
-// A read, too, may fail to serialize.
 func TestGetRetries(t *testing.T) {
 	admin, name, ctx := newPostgres(t).Pool, "retries_"+strings.ReplaceAll(uuid.NewString(), "-", ""), t.Context()
 	_, err := admin.Exec(ctx, strings.ReplaceAll(`
@@ -125,7 +124,7 @@ func TestGetRetries(t *testing.T) {
 	s := newPostgres(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = name })
 	_, _, err = s.Get(ctx, "57014")
 	require.ErrorContains(t, err, "57014")
-	value, version, err := s.Get(ctx, "40001") // the second try of all, and the third
+	value, version, err := s.Get(ctx, "40001") // tries 2 and 3
 	require.NoError(t, err)
 	require.Equal(t, "v", string(value))
 	require.EqualValues(t, 7, version)
@@ -153,7 +152,7 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// conflicts is a store whose first swaps find a conflict.
+// conflicts is a store whose first swaps conflict.
 type conflicts struct{ left int }
 
 func (*conflicts) Get(context.Context, string) ([]byte, int64, error) { return nil, 0, nil }
@@ -165,7 +164,7 @@ func (c *conflicts) Swap(context.Context, string, int64, []byte) error {
 	return nil
 }
 
-// The longest of many random waits is near its limit, which doubles six times. In virtual time.
+// The longest of many random waits is near the limit.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var longest [9]time.Duration
@@ -193,7 +192,7 @@ func TestFrozenWriter(t *testing.T) {
 		ctx, key := t.Context(), newKey()
 		frozen := true
 		tries, err := cas.Update(ctx, s, key, func(value []byte) ([]byte, error) {
-			if frozen { // and its successor comes and goes
+			if frozen { // its successor comes and goes
 				frozen = false
 				require.NoError(t, s.Swap(ctx, key, 0, []byte("B")))
 			}
@@ -215,7 +214,7 @@ func TestConcurrent(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range writers {
 			wg.Go(func() {
-				for range each { // half of the writers retry at once
+				for range each {
 					if _, err := cas.Update(t.Context(), s, key, addOne, &cas.Options{Backoff: time.Duration(i%2) * time.Millisecond}); err != nil {
 						t.Error(err)
 					}
@@ -272,7 +271,7 @@ func TestUpdateEnds(t *testing.T) {
 	require.Equal(t, "1", string(value))
 
 	over := errors.New("over")
-	for _, opts := range []*cas.Options{nil, {Backoff: time.Hour}} { // an end while it waits, too
+	for _, opts := range []*cas.Options{nil, {Backoff: time.Hour}} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		ends := func(context.Context, string, int64, []byte) error {
 			cancel(over)
@@ -292,7 +291,7 @@ func TestUpdateEnds(t *testing.T) {
 	require.ErrorContains(t, err, "must not be negative")
 }
 
-// While Redis is silent, a call ends with its ctx, which has no deadline. A swap may then still be sent, with the value that it had.
+// The ctx has no deadline. A swap may still be sent later, with the value that it had.
 func TestSilent(t *testing.T) {
 	over := errors.New("over")
 	silent := func(call func(ctx context.Context, s cas.Redis, key string) error) (cas.Redis, string) {
@@ -334,7 +333,7 @@ func TestSilent(t *testing.T) {
 	require.True(t, bytes.Equal(bytes.Repeat([]byte("v"), 1<<20), got), "the value is torn")
 }
 
-// The reply to a swap is lost. A client that retried it would find a conflict with itself.
+// A retried swap would conflict with itself.
 func TestReplyLost(t *testing.T) {
 	d := dlocktest.NewDialer(new(net.Dialer).DialContext, dlocktest.RedisScripts)
 	s := newRedis(t, func(o *redis.Options) { o.Dialer, o.MaxRetries = d.DialContext, 3 })

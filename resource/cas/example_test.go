@@ -16,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/resource/cas"
 )
 
-// Concurrent updates without a lock. None is lost.
 func Example() {
 	m, err := miniredis.Run() // stands for a real Redis
 	if err != nil {
@@ -28,7 +27,7 @@ func Example() {
 
 	ctx, counters := context.Background(), cas.Redis{Client: client}
 	addOne := func(value []byte) ([]byte, error) {
-		if value == nil { // there is no such key yet
+		if value == nil {
 			return []byte("1"), nil
 		}
 		n, err := strconv.Atoi(string(value))
@@ -38,7 +37,7 @@ func Example() {
 	for range 10 {
 		writers.Go(func() {
 			if _, err := cas.Update(ctx, counters, "visits", addOne, &cas.Options{Backoff: time.Millisecond}); err != nil {
-				log.Print(err) // the update may have taken effect or not: see ExampleUpdate
+				log.Print(err) // it may have taken effect: see ExampleUpdate
 			}
 		})
 	}
@@ -67,7 +66,7 @@ func ExamplePostgres() {
 	// Output: 1 <nil>
 }
 
-// A request's ID in the value makes it safe to repeat an update whose reply was lost.
+// With a request's ID in the value, an update whose reply was lost can be repeated.
 func ExampleUpdate() {
 	m, err := miniredis.Run() // stands for a real Redis
 	if err != nil {
@@ -84,7 +83,7 @@ func ExampleUpdate() {
 		}
 		return append(account, "invoice 17\n"...), nil
 	}
-	for range 2 { // the answer to the first may have been lost
+	for range 2 { // the first reply may be lost
 		tries, err := cas.Update(ctx, accounts, "acme", bill, nil)
 		fmt.Println(tries, err)
 	}

@@ -46,7 +46,7 @@ func (p Postgres) Get(ctx context.Context, key string) (value []byte, version in
 	return value, version, err
 }
 
-const maxValue = 256 << 20 // in bytes, half of what PostgreSQL can send as hex, as Get does
+const maxValue = 256 << 20 // bytes, half of what PostgreSQL can send as hex, as Get does
 
 // Swap is [Store.Swap]. A value has at most 256 MiB.
 func (p Postgres) Swap(ctx context.Context, key string, version int64, value []byte) error {

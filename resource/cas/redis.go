@@ -19,10 +19,10 @@ var swapLua string
 
 var swapScript = redis.NewScript(swapLua)
 
-// Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value. While Redis is silent a call ends with
-// its ctx, but keeps its connection until the client's timeout.
+// Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value. While Redis is silent a call ends
+// with its ctx, but keeps its connection until the client's timeout.
 type Redis struct {
-	// Client is closed by the caller. It must not be a *redis.Ring, or cache on the client side.
+	// Client is closed by the caller. It must not be a *redis.Ring or cache on the client side.
 	Client redis.UniversalClient
 }
 
@@ -51,7 +51,7 @@ func (r Redis) Get(ctx context.Context, key string) ([]byte, int64, error) {
 	return []byte(value), version, nil
 }
 
-// Swap is [Store.Swap]. It is sent once, whatever the client's MaxRetries: a retry would conflict with the first attempt.
+// Swap is [Store.Swap]. It ignores the client's MaxRetries: a retry would conflict with the first attempt.
 func (r Redis) Swap(ctx context.Context, key string, version int64, value []byte) error {
 	if err := cmp.Or(check(key, version), redisscript.Check(r.Client)); err != nil {
 		return err

@@ -2,8 +2,8 @@
 // (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/Expressions.ConditionExpressions.html).
 //
 // It requires that
-//   - the table is in one region, or a global table with strong consistency (MRSC), or all writes of a key go to one region:
-//     with eventual consistency (MREC, the default) stale writes get through
+//   - the table is in one region, or a global table with strong consistency (MRSC), or all writes of a key go to one region: with
+//     eventual consistency (MREC, the default) stale writes get through
 //     (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/V2globaltables_HowItWorks.html);
 //   - nobody else writes the attributes fence and value or deletes items, by hand or by TTL;
 //   - reads don't go through DynamoDB Accelerator (DAX).
@@ -26,11 +26,11 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-// The attributes of an item. An item that only fenced reads have touched has no value.
+// The attributes of an item. One that only fenced reads have touched has no value.
 const (
 	attrKey   = "key"
 	attrFence = "fence"
-	attrValue = "value" // a reserved word: expressions need a placeholder for it
+	attrValue = "value" // reserved: expressions need a placeholder
 )
 
 const maxItem = 400 << 10 // bytes of names and values: docs.aws.amazon.com/amazondynamodb/latest/developerguide/Constraints.html
@@ -58,7 +58,7 @@ func New(client *dynamodb.Client, table string) (*Store, error) {
 	return &Store{client: client, table: table}, nil
 }
 
-// Schema is the minimum that a [Store] needs: a partition key "key" of type S, no sort key, billed by request.
+// Schema is the least that a [Store] needs: a partition key "key" of type S, no sort key, billed by request.
 func Schema(table string) *dynamodb.CreateTableInput {
 	return &dynamodb.CreateTableInput{
 		TableName:            &table,
@@ -76,7 +76,7 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 	}
 	in := &dynamodb.DescribeTableInput{TableName: &table}
 	out, err := client.DescribeTable(ctx, in)
-	_, unseen := errors.AsType[*types.ResourceNotFoundException](err) // DescribeTable may not know of it yet
+	_, unseen := errors.AsType[*types.ResourceNotFoundException](err)
 	if unseen || err == nil && out.Table.TableStatus == types.TableStatusCreating {
 		err = dynamodb.NewTableExistsWaiter(client).Wait(ctx, in, 5*time.Minute)
 	}
@@ -181,8 +181,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// raise raises the fence of key's item to f if f is greater, and sets value unless it is nil. It returns the new item or, as
-// seen, the one whose fence isn't less. doubt is set if a reply was lost.
+// raise raises the fence of key's item to f if f is greater, and sets value unless nil. It returns the new item or, as seen, the
+// item that refused f. doubt is set if a reply was lost.
 func (s *Store) raise(ctx context.Context, key string, f resource.Fence, value types.AttributeValue, doubt *bool,
 ) (rec resource.Record, seen *resource.Record, err error) {
 	in := &dynamodb.UpdateItemInput{
@@ -221,14 +221,14 @@ func id(key string) map[string]types.AttributeValue {
 	return map[string]types.AttributeValue{attrKey: &types.AttributeValueMemberS{Value: key}}
 }
 
-// bytesValue copies b; nil would be no value.
+// bytesValue copies b; nil would mean no value.
 func bytesValue(b []byte) types.AttributeValue {
 	return &types.AttributeValueMemberB{Value: append([]byte{}, b...)}
 }
 
 const digits = 20
 
-// encode returns a string of fixed width, because strings then compare as fences do. A DynamoDB number has only 38 digits.
+// encode returns a string of fixed width, so that strings compare as fences do. A DynamoDB number has only 38 digits.
 func encode(f resource.Fence) string { return fmt.Sprintf("%0*d.%0*d", digits, f.Token, digits, f.Seq) }
 
 func (s *Store) decode(key string, item map[string]types.AttributeValue) (resource.Record, error) {

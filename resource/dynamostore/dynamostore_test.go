@@ -62,7 +62,6 @@ func refusal(code, more string) awstest.Handle {
 	return awstest.Reply(http.StatusBadRequest, `{"__type":"com.amazonaws.dynamodb.v20120810#`+code+`"`+more+`}`)
 }
 
-// CreateTable waits until the table is there, and can be used. In virtual time.
 func TestCreateTableWaits(t *testing.T) {
 	created, creating := awstest.Reply(200, "{}"), awstest.Reply(200, `{"Table":{"TableStatus":"CREATING"}}`)
 	active := awstest.Reply(200, `{"Table":{"TableStatus":"ACTIVE"}}`)
@@ -88,7 +87,7 @@ func TestCreateTableWaits(t *testing.T) {
 	}
 }
 
-// TestRefusals has a server whose refusals don't say why, or can't be right.
+// The refusals don't say why, or can't be right.
 func TestRefusals(t *testing.T) {
 	s, link := open(t)
 	const code = "ConditionalCheckFailedException"
@@ -130,7 +129,7 @@ func TestOneRequest(t *testing.T) {
 	}
 }
 
-// TestReadIsConsistent checks the request: every read of a single-node server is consistent.
+// Every read of a single-node server is consistent, so check the request.
 func TestReadIsConsistent(t *testing.T) {
 	s, link := open(t)
 	var body []byte
@@ -153,7 +152,6 @@ func TestLostReply(t *testing.T) {
 	awstest.LostReplyThenLaterFence(t, rand.Text(), s, link, other)
 }
 
-// limited is a retryer whose client has used up its rate.
 type limited struct{ aws.RetryerV2 }
 
 func (limited) GetAttemptToken(context.Context) (func(error) error, error) { return nil, io.EOF }
@@ -162,7 +160,7 @@ func TestRateLimit(t *testing.T) {
 	s, link := open(t, func(o *dynamodb.Options) { o.Retryer = limited{retry.NewStandard()} })
 	require.ErrorIs(t, s.Write(t.Context(), rand.Text(), at(1), nil), io.EOF)
 	require.Zero(t, link.Total())
-	s, _ = open(t, func(o *dynamodb.Options) { o.Retryer = struct{ aws.Retryer }{retry.NewStandard()} }) // one without that method
+	s, _ = open(t, func(o *dynamodb.Options) { o.Retryer = struct{ aws.Retryer }{retry.NewStandard()} })
 	require.NoError(t, s.Write(t.Context(), rand.Text(), at(1), nil))
 }
 

@@ -22,8 +22,8 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/awstest"
 )
 
-// The tests run on a server in the process, or on FENCELAB_DYNAMODB_ENDPOINT, an address or "aws", with AWS_ACCESS_KEY_ID,
-// AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION. They make a table, and delete it.
+// The tests use a server in the process, or FENCELAB_DYNAMODB_ENDPOINT, an address or "aws", with AWS_ACCESS_KEY_ID,
+// AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION. They create and delete a table.
 var (
 	endpoint  string
 	table     = "fencelab-" + rand.Text()
@@ -42,7 +42,7 @@ func createTable(ctx context.Context) (io.Closer, error) {
 	}), dynamostore.CreateTable(ctx, c, table)
 }
 
-// newFake corrects minidyn: it can't keep empty bytes, and writes the items of replies while other requests change them.
+// newFake corrects minidyn, which can't keep empty bytes, and writes the items of replies while other requests change them.
 func newFake() http.Handler {
 	const empty, instead = `{"B":""}`, `{"B":"ZW1wdHkgdmFsdWU="}`
 	fake := server.NewServer()
@@ -77,7 +77,6 @@ func newClient(rt http.RoundTripper, more ...func(*dynamodb.Options)) *dynamodb.
 
 func once(o *dynamodb.Options) { o.Retryer = aws.NopRetryer{} }
 
-// open returns a Store on the shared table, and its link.
 func open(tb testing.TB, more ...func(*dynamodb.Options)) (*dynamostore.Store, *awstest.Link) {
 	tb.Helper()
 	l := &awstest.Link{}

@@ -10,7 +10,7 @@ import (
 	"github.com/fencelab/fencelab/resource/filestore"
 )
 
-// One process owns the files. Other processes write through it, by resource.NewHandler and resource.NewClient.
+// One process owns the files. Others write through it, by resource.NewHandler and resource.NewClient.
 func Example() {
 	dir, err := os.MkdirTemp("", "accounts")
 	if err != nil {

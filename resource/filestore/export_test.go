@@ -19,7 +19,6 @@ func openDir(path string, then func(root *os.Root, dir *os.File) (*Store, error)
 
 func OpenUnlocked(path string) (*Store, error) { return openDir(path, open) }
 
-// OpenUnsyncable opens a directory that can't be synced.
 func OpenUnsyncable(path string) error {
 	_, err := openDir(path, func(root *os.Root, dir *os.File) (*Store, error) {
 		_ = dir.Close()
@@ -40,7 +39,7 @@ func (s *Store) BeforeRename(do func() error) {
 // Watch calls f for each sync, with the file's contents, and each rename.
 func (s *Store) Watch(f func(what string)) {
 	s.sync = func(file *os.File) error {
-		b, _ := s.root.ReadFile(filepath.Base(file.Name())) // of the directory: nothing
+		b, _ := s.root.ReadFile(filepath.Base(file.Name())) // empty for the directory
 		f("sync " + string(b))
 		return file.Sync()
 	}

@@ -1,6 +1,6 @@
 // Package filestore is a gatekeeper for plain files: a [resource.Store] in a directory. A writer that has compared tokens may be
-// paused before its rename, and then replace its successor's file. So one process compares and renames, under a lock that
-// doesn't time out. Other processes use it through [resource.NewHandler].
+// paused before its rename, and then replace its successor's file. So one process compares and renames, under a lock that doesn't
+// time out. Other processes use it through [resource.NewHandler].
 //
 // It requires that
 //   - the directory is on a local file system: on a shared one flock(2) may be a lease, or missing. To replace a frozen
@@ -27,18 +27,19 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Store is a [resource.Store] in a directory. A key's file is named by its SHA-256 in hex. The first line has a checksum of all
-// that follows, the fence, the state and the key; the rest is the value.
+// Store is a [resource.Store] in a directory. A key's file is named by its SHA-256 in hex. Its first line has a checksum of all
+// that follows, fence, state and key; the rest is the value.
 type Store struct {
-	root   *os.Root // the locked directory
+	root   *os.Root
 	dir    *os.File // holds the lock
 	rename func(from, to string) error
 	sync   func(*os.File) error
 
-	// busy is a mutex, locked by an element from a check to its rename; callers of load and replace hold it. It guards what follows.
+	// busy is a mutex, full while locked, from a check to its rename. Callers of load and replace hold it. It guards what
+	// follows.
 	busy   chan struct{}
 	closed bool
-	failed error // of a rename that may not be on disk; every later call returns it
+	failed error // of a rename that may not be on disk; all later calls return it
 }
 
 var (
@@ -46,13 +47,13 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open makes this process the gatekeeper of the existing directory at path, until [Store.Close] or the process's end. It fails
-// at once if there is another gatekeeper, even a frozen one.
+// Open makes this process the gatekeeper of the existing directory at path, until [Store.Close] or its end. It fails at once if
+// there is another gatekeeper, even a frozen one.
 func Open(path string) (*Store, error) {
 	if path == "" { // not the working directory, where all keys would be new
 		return nil, errors.New("filestore: the directory's path is empty")
 	}
-	path, err := filepath.Abs(path) // checkDir looks there even after a Chdir
+	path, err := filepath.Abs(path) // even after a Chdir
 	if err != nil {
 		return nil, fmt.Errorf("filestore: %w", err)
 	}
@@ -150,7 +151,7 @@ func (s *Store) change(ctx context.Context, key string, invalid error, next func
 	return rec, nil
 }
 
-// Close is [resource.Store.Close]. Then another process can be the gatekeeper.
+// Close is [resource.Store.Close]. It lets another process be the gatekeeper.
 func (s *Store) Close() error {
 	s.busy <- struct{}{}
 	defer func() { <-s.busy }()
@@ -194,7 +195,7 @@ func (s *Store) replace(key string, rec resource.Record) error {
 	if err == nil {
 		err = s.rename(from, file(key))
 	}
-	if err != nil { // the record has not changed
+	if err != nil {
 		_ = s.root.Remove(from)
 		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 			err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
@@ -205,10 +206,10 @@ func (s *Store) replace(key string, rec resource.Record) error {
 		s.failed = fmt.Errorf("filestore: %s: the last write may not be on disk: check the disk, then open the store again: %w", s.root.Name(), err)
 		return s.failed
 	}
-	return s.checkDir("the last write may be lost") // who opens the path must find what is acknowledged
+	return s.checkDir("the last write may be lost") // an acknowledged write must be in the directory at the path
 }
 
-// checkDir returns an error if the directory no longer has its path. A store without its files must not take keys for new.
+// checkDir returns an error if the directory no longer has its path: all keys would seem new.
 func (s *Store) checkDir(outcome string) error {
 	open, err := s.dir.Stat()
 	if err != nil {
@@ -219,10 +220,10 @@ func (s *Store) checkDir(outcome string) error {
 		return fmt.Errorf("filestore: %s: %s: the directory was removed, renamed or replaced while it was open: stop this process and restore it",
 			s.root.Name(), outcome)
 	}
-	return nil // another error of Stat doesn't mean that the directory is gone
+	return nil // another error doesn't mean that the directory is gone
 }
 
-const unfinished = "new-" // begins the names of files that are not renamed yet, before a rand.Text
+const unfinished = "new-" // begins the name of a file not renamed yet
 
 var unfinishedFile = regexp.MustCompile("^" + unfinished + "[A-Z2-7]{26}$")
 
@@ -238,14 +239,14 @@ func (s *Store) create(name string, b []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// file is the name of key's file: a hash, because a key may be too long for a name and have any character.
+// file returns the name of key's file: a hash, because a key may be too long and have any character.
 func file(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(sum[:])
 }
 
 const (
-	touched = "touched" // by fenced reads only
+	touched = "touched"
 	written = "written"
 )
 

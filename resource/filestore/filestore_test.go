@@ -28,7 +28,7 @@ import (
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
-// gatekeeper is set for a child process, to its directory.
+// gatekeeper names a child process's directory.
 const gatekeeper = "FENCELAB_TEST_GATEKEEPER"
 
 func TestMain(m *testing.M) {
@@ -82,7 +82,6 @@ func open(t *testing.T, with func(string) (*filestore.Store, error), dir string)
 	return s
 }
 
-// Two writers meet at the gatekeeper. In either order, 7 never replaces what 8 wrote.
 func TestGatekeeper(t *testing.T) {
 	s := open(t, filestore.Open, t.TempDir())
 	checked, wake := make(chan struct{}), make(chan struct{})
@@ -98,11 +97,11 @@ func TestGatekeeper(t *testing.T) {
 	}
 	seven := write(7)
 	<-checked
-	eight := write(8) // can't be checked before 7 is renamed
+	eight := write(8) // waits for the rename of 7
 	wake <- struct{}{}
 	require.NoError(t, <-seven)
 	<-checked
-	late := write(7) // nor can this be before 8 is
+	late := write(7) // waits for the rename of 8
 	wake <- struct{}{}
 	require.NoError(t, <-eight)
 	stale, ok := errors.AsType[*resource.StaleTokenError](<-late)
@@ -111,7 +110,6 @@ func TestGatekeeper(t *testing.T) {
 	requireHolds(t, s, "by 8", 8)
 }
 
-// A call that waits for another one ends with its ctx, and changes nothing.
 func TestContextEndsInQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, filestore.Open, t.TempDir())
@@ -147,11 +145,10 @@ func requireHolds(t *testing.T, s *filestore.Store, value string, token uint64) 
 	require.Equal(t, at(token), rec.MaxFence)
 }
 
-// A gatekeeper that is frozen between check and rename keeps others out until it ends.
 func TestFrozenGatekeeper(t *testing.T) {
 	for name, end := range map[string]struct {
 		how   func(t *testing.T, c *proc.Child, stdin io.Writer, wake faults.Heal)
-		value string // what the next gatekeeper finds
+		value string // found by the next gatekeeper
 		token uint64
 	}{
 		"Killed": {func(t *testing.T, c *proc.Child, _ io.Writer, _ faults.Heal) {
@@ -196,7 +193,7 @@ func files(t *testing.T, dir string) []os.DirEntry {
 	return all
 }
 
-// start starts a gatekeeper of dir, which stops between check and rename.
+// start starts a gatekeeper that stops between check and rename.
 func start(t *testing.T, dir string) (*proc.Child, io.Writer) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -235,7 +232,6 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "another gatekeeper")
 }
 
-// Open removes only what a gatekeeper left.
 func TestOpenRemoves(t *testing.T) {
 	dir, left := t.TempDir(), "new-"+rand.Text()
 	kept := []string{"my " + left, left + ".odt", "new-report.odt", "new-" + strings.Repeat("1", len(rand.Text()))}
@@ -261,7 +257,7 @@ func TestSyncs(t *testing.T) {
 	var did []string
 	s.Watch(func(what string) { did = append(did, what) })
 	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
-	for range 2 { // the second changes nothing
+	for range 2 {
 		_, err := s.ReadFenced(t.Context(), "k", resource.Fence{Token: 8})
 		require.NoError(t, err)
 	}
@@ -269,7 +265,6 @@ func TestSyncs(t *testing.T) {
 	require.Equal(t, []string{"sync 8aa8f142 7 written k\nby 7", "rename", "sync ", "sync 5d917dbf 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
-// What fails before the rename leaves the record as it was, and no file behind.
 func TestFailsBeforeRename(t *testing.T) {
 	broken := errors.New("input/output error")
 	sync := func(err error) func(s *filestore.Store) (heal func()) {
@@ -290,7 +285,7 @@ func TestFailsBeforeRename(t *testing.T) {
 			dir := t.TempDir()
 			s := open(t, filestore.Open, dir)
 			require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
-			if name != "write" { // the record of a read is small
+			if name != "write" { // a read's record is small
 				heal := c.fail(s)
 				_, err := s.ReadFenced(t.Context(), "k", at(8))
 				heal()
@@ -309,7 +304,6 @@ func TestFailsBeforeRename(t *testing.T) {
 	}
 }
 
-// limitFiles limits the size of what this process writes.
 func limitFiles(t *testing.T, size uint64) (heal func()) {
 	t.Helper()
 	signal.Ignore(syscall.SIGXFSZ)
@@ -336,7 +330,7 @@ func TestDirectorySyncFails(t *testing.T) {
 	require.ErrorIs(t, err, resource.ErrClosed)
 }
 
-// Calls on the key are refused, because its fence is lost; other keys work.
+// The fence is lost.
 func TestDamagedRecord(t *testing.T) {
 	var records []string
 	for _, b := range []string{"", "7", "7 written k", "7 written\n", "x written k\n", "0 written k\nv", "7 touched k\nv", "7 erased k\n", "7 written other\nv"} {
@@ -358,12 +352,11 @@ func TestDamagedRecord(t *testing.T) {
 		}
 		require.NoError(t, s.Write(t.Context(), "other", at(uint64(i+1)), nil))
 	}
-	require.NoError(t, os.Mkdir(s.File("unreadable"), 0o700)) // which is not a new key's
+	require.NoError(t, os.Mkdir(s.File("unreadable"), 0o700)) // not a new key
 	_, err = s.Read(t.Context(), "unreadable")
 	require.ErrorContains(t, err, "is a directory")
 }
 
-// Neither a closed nor a refused gatekeeper keeps the directory open, and a write keeps no file open, which only its owner can read.
 func TestDescriptors(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)
@@ -395,7 +388,6 @@ func TestDescriptors(t *testing.T) {
 	require.Zero(t, opened())
 }
 
-// A gatekeeper whose directory is gone, or is another's, refuses all calls until it is back.
 func TestDirectoryReplaced(t *testing.T) {
 	const changed = "the directory was removed, renamed or replaced while it was open: stop this process and restore it"
 	dir := filepath.Join(t.TempDir(), "data")

@@ -44,10 +44,10 @@ func (p plain) rename(token uint64) error {
 
 func TestPlainFile(t *testing.T) {
 	p := plain{filepath.Join(t.TempDir(), "k")}
-	require.NoError(t, p.check(7)) // and here 7 is frozen
+	require.NoError(t, p.check(7)) // 7 is frozen here
 	require.NoError(t, p.check(8))
 	require.NoError(t, p.rename(8))
-	require.NoError(t, p.rename(7)) // it wakes
+	require.NoError(t, p.rename(7))
 
 	b, err := os.ReadFile(p.path)
 	require.NoError(t, err)
@@ -55,11 +55,11 @@ func TestPlainFile(t *testing.T) {
 	require.NoError(t, p.check(8), "and its token forgotten")
 }
 
-// Of two gatekeepers the frozen one's rename lands on what the other has accepted, undetected.
+// The frozen gatekeeper's rename replaces what the other has accepted.
 func TestTwoGatekeepers(t *testing.T) {
 	dir := t.TempDir()
 	first, second := open(t, filestore.OpenUnlocked, dir), open(t, filestore.OpenUnlocked, dir)
-	first.BeforeRename(func() error { // first is frozen here, and taken for dead
+	first.BeforeRename(func() error { // frozen, and taken for dead
 		return second.Write(t.Context(), "k", at(8), []byte("by 8"))
 	})
 	require.NoError(t, first.Write(t.Context(), "k", at(7), []byte("by 7")))

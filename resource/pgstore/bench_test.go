@@ -19,7 +19,7 @@ import (
 
 // go test -run '^$' -bench . ./resource/pgstore
 
-// ways are those of a Store, and a transaction with one conditional upsert, a lock on the row first, or no guard. The server
+// ways are a Store's, and transactions with a conditional upsert, with a lock on the row first, or without a guard. The server
 // waits for its disk.
 func ways(b *testing.B) []storebench.Way {
 	b.Helper()
@@ -52,7 +52,6 @@ func ways(b *testing.B) []storebench.Way {
 		business("tx-for-update", "tx-unfenced", pessimistic))
 }
 
-// pessimistic locks the row first, in a statement of its own.
 func pessimistic(ctx context.Context, tx pgx.Tx, key string, token uint64) error {
 	var seen int64
 	err := tx.QueryRow(ctx, "SELECT token::bigint FROM fencelab_fence WHERE key = $1 FOR UPDATE", key).Scan(&seen)

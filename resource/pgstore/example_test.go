@@ -17,15 +17,15 @@ import (
 
 var (
 	ctx   = context.Background()
-	pool  *pgxpool.Pool // pgxpool.New(ctx, "postgres://localhost/app"), with pgstore.Schema among its migrations
-	token uint64        // from the lock's grant
+	pool  *pgxpool.Pool
+	token uint64 // from the lock's grant
 )
 
-// bill is what the holder of a lock does. It may be called again: the invoice's id prevents a second bill.
+// bill may be called again: the invoice's id prevents a second bill.
 func bill(ctx context.Context, pool *pgxpool.Pool, f resource.Fence, invoice string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if err := pgstore.Guard(ctx, tx, "account/acme", f); err != nil {
-			return err // refused: a later grant has been here, and tx is rolled back
+			return err // a later grant was here; tx is rolled back
 		}
 		billed, err := tx.Exec(ctx, "INSERT INTO invoice (id) VALUES ($1) ON CONFLICT DO NOTHING", invoice)
 		if err == nil && billed.RowsAffected() == 1 {
@@ -35,14 +35,13 @@ func bill(ctx context.Context, pool *pgxpool.Pool, f resource.Fence, invoice str
 	})
 }
 
-// The business write commits or aborts with the fence.
 func ExampleGuard() {
 	pool, drop := database()
 	defer drop()
 	// 7 was granted to a slow holder, 8 to its successor.
 	fmt.Println(bill(ctx, pool, resource.Fence{Token: 8, Seq: 1}, "invoice 17"))
 	fmt.Println(bill(ctx, pool, resource.Fence{Token: 7, Seq: 1}, "invoice 18"))
-	fmt.Println(bill(ctx, pool, resource.Fence{Token: 9, Seq: 1}, "invoice 17")) // it is billed already
+	fmt.Println(bill(ctx, pool, resource.Fence{Token: 9, Seq: 1}, "invoice 17")) // already billed
 	var balance int64
 	err := pool.QueryRow(ctx, "SELECT balance FROM account WHERE name = 'acme'").Scan(&balance)
 	fmt.Println(balance, err)
@@ -80,7 +79,7 @@ func database() (pool *pgxpool.Pool, drop func()) {
 	}
 }
 
-// A transaction whose commit had no reply is repeated with the same fence and request. With another fence it would pay twice.
+// If the commit had no reply, repeat the transaction with the same fence and request. With another fence it would pay twice.
 func ExampleGuardOnce() {
 	pay := func(tx pgx.Tx) error {
 		if err := pgstore.GuardOnce(ctx, tx, "account/acme", resource.Fence{Token: token, Seq: 1}, []byte("invoice 17")); err != nil {

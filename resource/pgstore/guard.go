@@ -39,18 +39,18 @@ func (tx sqlTx) Rollback(ctx context.Context) error {
 	}
 }
 
-// fences is the Store of the package's functions. It has no pool.
+// fences is the Store of the package's functions, without a pool.
 var fences = &Store{t: tableNamed(pgx.Identifier{defaultTable}.Sanitize())}
 
 // Guard raises the fence of resourceID to f if and only if tx commits, or returns a [*resource.StaleTokenError]. Guard every
-// resource that tx writes, in a fixed order to avoid deadlocks (SQLSTATE 40P01), and before you read what you write back: at
-// READ COMMITTED an earlier read may miss what a holder commits while Guard waits for the row's lock.
+// resource that tx writes, in a fixed order to avoid deadlocks (SQLSTATE 40P01), and before you read what you write back: at READ
+// COMMITTED an earlier read may miss what a holder commits while Guard waits for the row's lock.
 //
-// Guard waits for a concurrent guard's transaction to end. At REPEATABLE READ and SERIALIZABLE, if that one commits, it returns
-// a serialization failure (40001); at SERIALIZABLE so may any later statement, and the commit. Then repeat tx with the same fence.
+// Guard waits for a concurrent guard's transaction to end. At REPEATABLE READ and SERIALIZABLE, if that one commits, it returns a
+// serialization failure (40001); at SERIALIZABLE so may any later statement, and the commit. Then repeat tx with the same fence.
 //
-// After an error tx is rolled back, and its Commit returns [pgx.ErrTxClosed] or [sql.ErrTxDone]. A nested transaction is rolled back to its
-// savepoint, so guard where you write. The rollback continues after ctx ends, for at most 5 s.
+// After an error tx is rolled back (a nested transaction to its savepoint, so guard where you write), and its Commit returns
+// [pgx.ErrTxClosed] or [sql.ErrTxDone]. The rollback continues after ctx ends, for at most 5 s.
 //
 // Guard uses the table fencelab_fence, [Store.Guard] the Store's.
 func Guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
@@ -59,19 +59,19 @@ func Guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence) erro
 
 // GuardOnce is [Guard] for a transaction that you repeat if its commit had no reply; use it for the first attempt too. request,
 // at least one byte, identifies the transaction. If it was committed, the repeat with the same fence and request is refused with
-// [resource.ErrApplied], unless a later fence has come in between. Under another fence only the data can tell, by an
-// invoice's primary key for example.
+// [resource.ErrApplied], unless a later fence was accepted in between. Under another fence only the data can tell, for example an
+// invoice's primary key.
 func GuardOnce(ctx context.Context, tx Tx, resourceID string, f resource.Fence, request []byte) error {
 	return fences.GuardOnce(ctx, tx, resourceID, f, request)
 }
 
-// GuardRead raises the fence of resourceID to f, as a fenced read does; f.Seq may be 0. Call it before you read what you write back, in
-// tx or later. What tx reads is protected once tx has committed. The rest is as with [Guard].
+// GuardRead raises the fence of resourceID to f, as a fenced read does; f.Seq may be 0. Call it before you read what you write
+// back, in tx or later. What tx reads is protected once tx has committed. Otherwise it is like [Guard].
 func GuardRead(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
 	return fences.GuardRead(ctx, tx, resourceID, f)
 }
 
-// Guard is the function [Guard] on the Store's table. The Store's calls and its guards share the fence of a key.
+// Guard is the function [Guard] on the Store's table; guards and the Store's calls share a key's fence.
 func (s *Store) Guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
 	return s.guard(ctx, tx, resourceID, f, []byte{})
 }
@@ -101,7 +101,7 @@ func (s *Store) guard(ctx context.Context, tx Tx, resourceID string, f resource.
 	return ended(ctx, tx, err)
 }
 
-// rollbackTimeout bounds a rollback. Then the connection is closed, and the server rolls back.
+// rollbackTimeout bounds a rollback. After it the connection is closed, so the server rolls back.
 const rollbackTimeout = 5 * time.Second
 
 func ended(ctx context.Context, tx Tx, err error) error {

@@ -32,7 +32,6 @@ func begin(ctx context.Context, t *testing.T, pool *pgxpool.Pool, level pgx.TxIs
 	return tx
 }
 
-// adds is the business write.
 func adds(ctx context.Context, tx pgx.Tx, name, holders string) error {
 	_, err := tx.Exec(ctx, `INSERT INTO account (name, holders) VALUES ($1, $2)
 		ON CONFLICT (name) DO UPDATE SET holders = excluded.holders`, name, holders)
@@ -61,8 +60,8 @@ func fenceOf(t *testing.T, pool *pgxpool.Pool, key string) resource.Fence {
 	return rec.MaxFence
 }
 
-// meets runs second, ends first once second waits for a lock, and returns second's result. If fails, second gets a serialization
-// failure, and is repeated.
+// meets runs second, ends first once second waits for a lock, and returns second's result. If fails, second first gets a
+// serialization failure.
 func meets(t *testing.T, pool *pgxpool.Pool, second func() error, first func(context.Context) error, fails bool) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -88,7 +87,6 @@ func isStale(t *testing.T, err error, key string, seen, got resource.Fence, appl
 	require.Equal(t, &resource.StaleTokenError{Key: key, Seen: seen, Got: got, Applied: applied}, stale)
 }
 
-// The business row and the fence are committed together, or neither is; a refusal ends the transaction.
 func TestGuard(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
@@ -124,7 +122,7 @@ func TestGuard(t *testing.T) {
 		require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
 		require.Equal(t, "10", holders(ctx, t, pool, key))
 
-		tx = begin(ctx, t, pool, level) // several writes, each with a fence, in one transaction
+		tx = begin(ctx, t, pool, level) // several writes in one transaction
 		require.NoError(t, pgstore.GuardRead(ctx, tx, key, resource.Fence{Token: 12}))
 		require.NoError(t, pgstore.Guard(ctx, tx, key, at(12)))
 		require.NoError(t, pgstore.GuardRead(ctx, tx, key, resource.Fence{Token: 12}))
@@ -134,7 +132,6 @@ func TestGuard(t *testing.T) {
 	})
 }
 
-// A transaction of database/sql is guarded as one of pgx is.
 func TestGuardSQL(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
@@ -166,12 +163,11 @@ func TestGuardSQL(t *testing.T) {
 			require.NoError(t, pgstore.GuardRead(ctx, pgstore.SQL(tx), key, resource.Fence{Token: 6}))
 		}))
 
-		// What was written before the refused guard is rolled back.
 		isStale(t, write(at(3), "late", "", func(tx *sql.Tx) {
 			_, err := tx.ExecContext(ctx, "UPDATE account SET holders = 'late' WHERE name = $1", key)
 			require.NoError(t, err)
 		}), key, at(6), at(3), false)
-		// A connection that is busy takes neither guard nor rollback, and isn't used again.
+		// A busy connection takes neither guard nor rollback, and isn't used again.
 		var rows *sql.Rows
 		require.ErrorContains(t, write(at(7), "7", "", func(tx *sql.Tx) {
 			_, err := tx.ExecContext(ctx, "UPDATE account SET holders = 'busy' WHERE name = $1", key)
@@ -195,7 +191,7 @@ func TestGuardSQL(t *testing.T) {
 	})
 }
 
-// A temporary table that shadows the fences, empty or with a copy of them, must not take their place.
+// A temporary table, empty or a copy, must not replace the fences.
 func TestTemporaryTable(t *testing.T) {
 	for _, like := range []string{
 		"TABLE NAME (LIKE public.NAME INCLUDING ALL)",
@@ -238,7 +234,7 @@ func TestValueThatCouldNotBeRead(t *testing.T) {
 	require.ErrorIs(t, s.Overwrite(t.Context(), newKey(), at(7), large), resource.ErrTooLarge)
 }
 
-// After a crash it is empty.
+// A crash empties it.
 func TestUnloggedTable(t *testing.T) {
 	pool := testmain.Pool(t, server)
 	o := newTable(t, pool)
@@ -275,7 +271,7 @@ func TestGuardRefusesInvalid(t *testing.T) {
 	require.Zero(t, fenceOf(t, pool, key))
 }
 
-// Its connection is another's by then.
+// Its connection now belongs to another transaction.
 func TestGuardOfAnEndedTransaction(t *testing.T) {
 	pool, key := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 }), newKey()
 	tx := begin(t.Context(), t, pool, pgx.ReadCommitted)
@@ -285,7 +281,6 @@ func TestGuardOfAnEndedTransaction(t *testing.T) {
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount())
 }
 
-// A guard that fails in a nested transaction rolls that back, sent or not.
 func TestGuardFailsNested(t *testing.T) {
 	pool, ctx := testmain.Pool(t, server), t.Context()
 	ended, end := context.WithCancel(ctx)
@@ -307,7 +302,7 @@ func TestGuardFailsNested(t *testing.T) {
 		require.Equal(t, "outer", holders(t.Context(), t, pool, key), name)
 	}
 
-	key := newKey() // a connection that is busy takes no rollback either
+	key := newKey() // busy connections take no rollback either
 	outer, inner := nested(key)
 	rows, err := inner.Query(ctx, "SELECT 1")
 	require.NoError(t, err)
@@ -317,14 +312,13 @@ func TestGuardFailsNested(t *testing.T) {
 	require.Empty(t, holders(ctx, t, pool, key))
 }
 
-// The second guard waits for the first; then the result depends on the isolation level.
 func TestGuardsMeet(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		for _, c := range []struct {
 			name          string
-			before        []resource.Fence // committed before the two meet
+			before        []resource.Fence
 			first, second resource.Fence
-			commits       bool // the first
+			commits       bool
 		}{
 			{"rising", []resource.Fence{at(1)}, at(2), at(3), true},
 			{"falling", []resource.Fence{at(1)}, at(3), at(2), true},
@@ -363,7 +357,7 @@ func TestGuardsMeet(t *testing.T) {
 	})
 }
 
-// A fenced read waits for an earlier holder's write and sees it, and later ones are refused.
+// It sees the earlier holder's write, whose later writes are refused.
 func TestGuardReadMeetsWrite(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
@@ -390,9 +384,8 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 	})
 }
 
-// A fenced read leaves the fence of its own grant's uncommitted write alone.
 func TestReadMeetsOwnWrite(t *testing.T) {
-	for _, before := range []uint64{0, 6} { // the row is new, or is there
+	for _, before := range []uint64{0, 6} { // new row; existing row
 		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 		s := newStore(t, pool, nil)
 		if before > 0 {
@@ -410,7 +403,7 @@ func TestReadMeetsOwnWrite(t *testing.T) {
 	}
 }
 
-// What is refused whatever becomes of another's transaction doesn't wait for it, nor does a repeated read.
+// Some calls are refused whether or not the other transaction commits.
 func TestRefusalDoesNotWait(t *testing.T) {
 	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
 	s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
@@ -425,7 +418,6 @@ func TestRefusalDoesNotWait(t *testing.T) {
 	require.Equal(t, "55P03", sqlState(s.Write(ctx, key, at(6), nil)), "others wait")
 }
 
-// A repeat of a Store's write is not taken for a guard's, or the reverse.
 func TestStoreAndGuard(t *testing.T) {
 	pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 	s := newStore(t, pool, nil)
@@ -451,7 +443,6 @@ func TestStoreAndGuard(t *testing.T) {
 	isStale(t, s.Write(ctx, key, at(4), []byte("r")), key, at(4), at(4), true)
 }
 
-// A commit, or the reply to it, is lost, and the transaction is repeated.
 func TestCommitWithoutAnswer(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		for _, applied := range []bool{false, true} {
@@ -493,7 +484,6 @@ func guard(ctx context.Context, tx pgstore.Tx, key string, f resource.Fence, req
 	return pgstore.GuardOnce(ctx, tx, key, f, []byte(request))
 }
 
-// lastArgs is a Tx that has no answers.
 type lastArgs struct{ args []any }
 
 func (tx *lastArgs) QueryRow(_ context.Context, _ string, args ...any) pgx.Row {
@@ -505,14 +495,13 @@ func (*lastArgs) Scan(...any) error { return io.EOF }
 
 func (*lastArgs) Rollback(context.Context) error { return nil }
 
-// A guard leaves the Store's value alone, also with lib/pq before 1.11, to which a nil []byte is an empty value.
+// lib/pq before 1.11 sends a nil []byte as an empty value.
 func TestGuardHasNoValue(t *testing.T) {
 	var tx lastArgs
 	require.ErrorIs(t, pgstore.Guard(t.Context(), &tx, "k", at(1)), io.EOF)
 	require.Equal(t, []any{"k", "1", "1", nil, []byte{}}, tx.args)
 }
 
-// silent is a driver whose server answers queries with an error, and rollbacks never.
 type silent struct{}
 
 func (s silent) Connect(context.Context) (driver.Conn, error) { return s, nil }
@@ -524,7 +513,6 @@ func (silent) Prepare(string) (driver.Stmt, error)            { return nil, io.E
 func (silent) Commit() error                                  { return nil }
 func (silent) Rollback() error                                { time.Sleep(time.Hour); return nil }
 
-// A guard of database/sql returns though nobody answers its rollback. In virtual time.
 func TestRollbackUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := sql.OpenDB(silent{})

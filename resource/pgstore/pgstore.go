@@ -1,6 +1,6 @@
-// Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for transactions of your own, and [Store]. A fence is a row
-// of the table fencelab_fence, which [CreateSchema] creates, or [Schema] in your migrations. It is compared once it is locked. The
-// lock lasts until the transaction ends, so transactions take effect in the order of their fences.
+// Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for your own transactions, and [Store]. A fence is a row of the
+// table fencelab_fence, which [CreateSchema] creates, or [Schema] in your migrations. A transaction locks the row, compares, and
+// keeps the lock until it ends, so transactions take effect in the order of their fences.
 //
 // It requires that
 //   - every writer uses the guard, and nobody deletes fences;
@@ -50,15 +50,14 @@ var (
 )
 
 const (
-	defaultTable         = "fencelab_fence" // in the SQL files too
-	maxName              = 63               // bytes of a name in PostgreSQL
-	serializationFailure = "40001"          // SQLSTATE: rolled back because of a concurrent transaction
+	defaultTable         = "fencelab_fence" // as in the SQL files
+	maxName              = 63               // bytes of a name
+	serializationFailure = "40001"          // rolled back because of a concurrent transaction
 )
 
 // Options configure a [Store].
 type Options struct {
-	// Table is the name of the table of fences, or its schema and name; fencelab_fence if nil. Without a schema, the
-	// connection's search_path decides.
+	// Table is the table of fences, with or without its schema; fencelab_fence if nil. Without a schema, the search_path decides.
 	Table pgx.Identifier
 }
 
@@ -84,7 +83,7 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 		return err
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		var there bool // true: no CREATE privilege is needed
+		var there bool // then no CREATE privilege is needed
 		if err := tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", table).Scan(&there); err != nil || there {
 			return err
 		}
@@ -123,7 +122,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	return &Store{pool: pool, t: tableNamed(name)}, nil
 }
 
-// maxValue is the size of the largest value in bytes, half of what PostgreSQL can send as hex, as reads do.
+// maxValue is the largest value in bytes, half of what PostgreSQL can send as hex, as reads do.
 const maxValue = 256 << 20
 
 func fits(key string, value []byte) error {
@@ -167,7 +166,7 @@ func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (r
 	return rec, err
 }
 
-// SetFence is [resource.FenceSetter.SetFence]. An operator can do it in SQL:
+// SetFence is [resource.FenceSetter.SetFence]. In SQL:
 //
 //	SELECT token, seq FROM fencelab_fence WHERE key = 'acme'
 //	UPDATE fencelab_fence SET token = 7, seq = 0 WHERE key = 'acme'
@@ -187,7 +186,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// do repeats f after a serialization failure, each of which means that another transaction has committed.
+// do retries f after serialization failures, each of which means that another transaction has committed.
 func (s *Store) do(ctx context.Context, key string, invalid error, f func() error) error {
 	if err := s.calls.Begin(ctx, key, invalid); err != nil {
 		return err
@@ -198,7 +197,7 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func() erro
 		switch code(err) {
 		case serializationFailure:
 			continue
-		case "25006": // the server is now a standby; its name may resolve to the new primary
+		case "25006": // now a standby; its name may resolve to the new primary
 			s.pool.Reset()
 		}
 		return failed(ctx, err)
@@ -217,7 +216,8 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// accept raises key's fence to f, see write.sql. To lib/pq before 1.11 a nil []byte isn't NULL: value and request are []byte or nil.
+// accept raises key's fence to f, see write.sql. value and request are []byte or untyped nil: lib/pq before 1.11 doesn't send a
+// nil []byte as NULL.
 func (t table) accept(ctx context.Context, q querier, key string, f resource.Fence, value, request any) error {
 	var token, seq *string
 	var applied bool
@@ -234,7 +234,6 @@ func (t table) accept(ctx context.Context, q querier, key string, f resource.Fen
 	return &resource.StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied}
 }
 
-// raise raises key's fence to f for a read, see raise.sql.
 func (t table) raise(ctx context.Context, q querier, key string, f resource.Fence, withValue bool) (rec resource.Record, err error) {
 	err = ask(func() (err error) {
 		rec, err = scan(q.QueryRow(ctx, t.raiseTo, key, number(f.Token), number(f.Seq), withValue))
@@ -249,11 +248,11 @@ func (t table) raise(ctx context.Context, q querier, key string, f resource.Fenc
 	return rec, nil
 }
 
-// ask runs a statement again if it returns no row: at READ COMMITTED, a concurrent statement has committed the same or a later
-// fence since it began.
+// ask retries a statement that returns no row: at READ COMMITTED, a concurrent one has committed the same or a later fence since
+// it began.
 func ask(f func() error) error {
 	for range 2 {
-		if err := f(); !errors.Is(err, sql.ErrNoRows) { // which pgx's wraps
+		if err := f(); !errors.Is(err, sql.ErrNoRows) { // pgx.ErrNoRows wraps it
 			return err
 		}
 	}
@@ -286,7 +285,7 @@ func failed(ctx context.Context, err error) error {
 	if code(err) == "42P01" {
 		err = fmt.Errorf("the table of fences is missing; create it with pgstore.CreateSchema, or the default one with resource/pgstore/schema.sql: %w", err)
 	}
-	if code(err) == "53100" { // its disk is full
+	if code(err) == "53100" { // disk full
 		err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
 	}
 	return calls.Wrap(ctx, "pgstore", err)

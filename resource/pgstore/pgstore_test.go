@@ -37,7 +37,6 @@ func byDefault(level pgx.TxIsoLevel) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level) }
 }
 
-// A connection to a server that is a standby now isn't used again.
 func TestStandby(t *testing.T) {
 	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	s, ctx := newStore(t, pool, newTable(t, pool)), t.Context()
@@ -45,7 +44,7 @@ func TestStandby(t *testing.T) {
 	calls := eachcall.Of(s, "k", at(2))
 	delete(calls, "Read")
 	for name, call := range calls {
-		require.NoError(t, s.SetFence(ctx, "k", 1)) // so that the call changes something
+		require.NoError(t, s.SetFence(ctx, "k", 1))
 		_, err := pool.Exec(ctx, "SET default_transaction_read_only = on")
 		require.NoError(t, err)
 		err = call(ctx)
@@ -54,7 +53,6 @@ func TestStandby(t *testing.T) {
 	}
 }
 
-// Who may use the table needs no right to create one.
 func TestCreateSchemaWithoutRights(t *testing.T) {
 	one := func(c *pgxpool.Config) { c.MaxConns = 1 }
 	admin, name := testmain.Pool(t, server), "least_"+strings.ReplaceAll(uuid.NewString(), "-", "")
@@ -101,7 +99,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// TestStore: Reopen kills the server.
+// Reopen kills the server.
 func TestStore(t *testing.T) {
 	s := testmain.Own(t, testbed.StartPostgres, nil)
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
@@ -202,7 +200,7 @@ func TestExecModes(t *testing.T) {
 	}
 }
 
-// Every call is one statement, so that check and effect are atomic.
+// Check and effect must be atomic.
 func TestOneStatement(t *testing.T) {
 	seen := &statements{}
 	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
@@ -233,7 +231,6 @@ func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Tra
 
 func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// If a trigger keeps the fence from being raised, the call must fail, and not repeat forever.
 func TestNeitherRaisedNorRefused(t *testing.T) {
 	pool := testmain.Pool(t, server)
 	o := newTable(t, pool)
@@ -250,7 +247,6 @@ func TestNeitherRaisedNorRefused(t *testing.T) {
 	require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
 }
 
-// TestDiskFull: the server's.
 func TestDiskFull(t *testing.T) {
 	pool, ctx := testmain.Pool(t, server), t.Context()
 	o := newTable(t, pool)

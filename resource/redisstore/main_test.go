@@ -7,7 +7,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// durable are the arguments of a Redis that loses nothing that it has acknowledged.
+// durable are the arguments of a Redis that loses no acknowledged write.
 var durable = []string{"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction"}
 
 // server is the Redis of all tests but those that kill theirs.

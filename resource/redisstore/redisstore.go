@@ -4,9 +4,9 @@
 // A Redis that loses writes loses fences, and then a stale holder gets through:
 //   - A restart without persistence loses everything; with appendfsync everysec (the default) it loses the last second. Use
 //     appendonly yes and appendfsync always.
-//   - A failover loses what the new primary has not received. WAIT doesn't prevent that: it neither undoes the write if there
-//     are too few replicas nor keeps a lagging one from promotion.
-//   - An old primary that is cut off accepts writes until it learns of the new one, and then drops them.
+//   - A failover loses what the new primary has not received. WAIT doesn't prevent that: it neither undoes the write if there are
+//     too few replicas nor keeps a lagging one from promotion.
+//   - A partitioned old primary accepts writes until it learns of the new one, and then drops them.
 //   - An eviction, FLUSHALL, DEL or a TTL deletes the fence. Use maxmemory-policy noeviction.
 //
 // If you can't tolerate that, use a store with a quorum or a synchronous standby.
@@ -39,12 +39,12 @@ var (
 
 // Options configure a [Store].
 type Options struct {
-	// Prefix begins the names of all keys. Stores with different prefixes share nothing.
+	// Prefix begins all keys. Stores with different prefixes share nothing.
 	Prefix string
 }
 
-// Store is a [resource.Store] in Redis. Read may return an old record from a *redis.ClusterClient with ReadOnly, RouteByLatency
-// or RouteRandomly.
+// Store is a [resource.Store] in Redis. If a *redis.ClusterClient reads from replicas (ReadOnly, RouteByLatency, RouteRandomly),
+// Read may return an old record.
 type Store struct {
 	c      redis.UniversalClient
 	prefix string
@@ -56,10 +56,9 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// New returns a Store on client, which the caller closes. opts may be nil. A *redis.Ring is refused: when a server doesn't
-// answer, it sends keys to another one, which has no fence. So is a client with client-side caching. While Redis is
-// silent a call ends with its ctx, but keeps its connection until the client's ReadTimeout, or with ContextTimeoutEnabled until
-// ctx's deadline.
+// New returns a Store on client, which the caller closes. opts may be nil. It refuses a *redis.Ring, which moves a silent
+// server's keys to another one without fences, and client-side caching. While Redis is silent a call ends with its ctx, but keeps
+// its connection until the client's ReadTimeout, or with ContextTimeoutEnabled until ctx's deadline.
 func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	if client == nil {
 		return nil, errors.New("redisstore: client is nil")
@@ -138,7 +137,7 @@ func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (r
 	})
 }
 
-// SetFence is [resource.FenceSetter.SetFence]. An operator can do it by hand:
+// SetFence is [resource.FenceSetter.SetFence]. By hand:
 //
 //	redis-cli HMGET 'resource:{acme}' token seq
 //	redis-cli HSET 'resource:{acme}' token 7 seq 0
@@ -153,20 +152,21 @@ func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
 	return err
 }
 
-// Close is [resource.Store.Close]. The client stays open. A call that ended with its ctx while Redis was silent isn't waited for.
+// Close is [resource.Store.Close]. The client stays open. It doesn't wait for calls that ended with their ctx while Redis was
+// silent.
 func (s *Store) Close() error {
 	s.calls.Close()
 	return nil
 }
 
-// do doesn't wait for f beyond ctx's end, because go-redis looks only at ctx's deadline while it waits for a reply.
+// do doesn't wait for f beyond ctx's end: while it waits for a reply, go-redis heeds only ctx's deadline.
 func (s *Store) do(ctx context.Context, key string, invalid error, f func(name []string) (resource.Record, error)) (resource.Record, error) {
 	if err := s.calls.Begin(ctx, key, invalid); err != nil {
 		return resource.Record{}, err
 	}
 	defer s.calls.End()
 	rec, err := calls.Await(ctx, func() (resource.Record, error) { return f([]string{s.prefix + "resource:{" + key + "}"}) })
-	if err != nil && strings.Contains(err.Error(), "OOM command not allowed") { // before Redis 7 within another error
+	if err != nil && strings.Contains(err.Error(), "OOM command not allowed") { // wrapped before Redis 7
 		err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
 	}
 	return rec, calls.Wrap(ctx, "redisstore", err)

@@ -37,7 +37,7 @@ func newClient(t *testing.T, s *testbed.Server, set ...func(*redis.Options)) *re
 	o, err := redis.ParseURL(s.URL)
 	require.NoError(t, err)
 	o.ContextTimeoutEnabled = true
-	o.ReadTimeout = -1 // none: calls that are held up are held up for as long as their test likes, or the machine
+	o.ReadTimeout = -1 // none: calls may be delayed for any time
 	for _, f := range set {
 		f(o)
 	}
@@ -68,7 +68,7 @@ func newStore(t *testing.T, c redis.UniversalClient) *redisstore.Store {
 
 func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
 
-// TestStore: Reopen kills a durable Redis.
+// Reopen kills a durable Redis.
 func TestStore(t *testing.T) {
 	s := start(t, durable...)
 	var prefix string
@@ -118,7 +118,7 @@ func TestCluster(t *testing.T) {
 		return c.Set(t.Context(), "any", "", 0).Err() == nil
 	}, 30*time.Second, 10*time.Millisecond)
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the node's own address
 			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
 		},
 	})
@@ -162,7 +162,7 @@ func TestRecord(t *testing.T) {
 		_, err := s.Read(ctx, key)
 		require.Error(t, err, name)
 		require.NotErrorIs(t, err, resource.ErrNotFound, name)
-		err = s.Write(ctx, key, at(5), nil) // it may be late
+		err = s.Write(ctx, key, at(5), nil)
 		require.Error(t, err, name)
 		_, stale := errors.AsType[*resource.StaleTokenError](err)
 		require.False(t, stale, name)
@@ -172,7 +172,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// Every call is one command, so that check and effect are atomic.
+// Check and effect must be atomic.
 func TestOneCommand(t *testing.T) {
 	c, ctx := newClient(t, server), t.Context()
 	s := newStore(t, c)
@@ -208,7 +208,6 @@ func (c *commands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// The caller gets the error at once, whatever the client's MaxRetries.
 func TestAnswerLost(t *testing.T) {
 	for _, applied := range []bool{false, true} {
 		d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(b []byte) bool { return bytes.Contains(b, []byte("evalsha")) })
@@ -225,7 +224,7 @@ func TestAnswerLost(t *testing.T) {
 		require.Equal(t, applied, errors.Is(err, resource.ErrApplied), "%v", err)
 		require.Equal(t, !applied, err == nil, "%v", err)
 
-		d.LoseReply() // a fenced read may be repeated
+		d.LoseReply()
 		rec, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 6})
 		require.NoError(t, err)
 		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 6}}, rec)
@@ -239,7 +238,6 @@ func TestAnswerLost(t *testing.T) {
 
 var errOver = errors.New("the lease is lost")
 
-// A call that Redis doesn't answer ends with its ctx, which has no deadline, and Close doesn't wait for it.
 func TestSilent(t *testing.T) {
 	for name := range eachcall.Of(newStore(t, newClient(t, server)), "k", at(1)) {
 		t.Run(name, func(t *testing.T) {
@@ -267,7 +265,7 @@ func TestSilent(t *testing.T) {
 	}
 }
 
-// A write whose ctx has ended is still being sent while its caller already uses the value for something else.
+// A write whose ctx has ended is still being sent while its caller reuses the value.
 func TestValueOutlivesCall(t *testing.T) {
 	for _, write := range []func(*redisstore.Store, context.Context, string, resource.Fence, []byte) error{
 		(*redisstore.Store).Write, (*redisstore.Store).Overwrite,

@@ -20,8 +20,8 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
-// The tests run on a server in the process, or on FENCELAB_S3_ENDPOINT, an address or "aws", with AWS_ACCESS_KEY_ID,
-// AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION. They make a bucket, and delete it.
+// The tests use a server in the process, or FENCELAB_S3_ENDPOINT, an address or "aws", with AWS_ACCESS_KEY_ID,
+// AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION. They create and delete a bucket.
 var (
 	endpoint  string
 	bucket    = "fencelab-" + strings.ToLower(rand.Text())
@@ -73,7 +73,7 @@ func once(o *s3.Options) { o.Retryer = aws.NopRetryer{} }
 
 var (
 	conflict = refused(http.StatusConflict, "ConditionalRequestConflict")
-	missing  = refused(http.StatusNotFound, "NoSuchKey") // what S3 answers to If-Match if there is no object
+	missing  = refused(http.StatusNotFound, "NoSuchKey") // S3's reply to If-Match without an object
 )
 
 func refused(status int, code string) awstest.Handle {

@@ -11,11 +11,11 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Object returns the name of key's object: the prefix and the key, in which a byte other than a letter, digit, "_", "-" or, except
-// at the beginning, "." becomes "!" and two hexadecimal digits. After 200 bytes it ends with "~" and the key's SHA-256.
+// Object returns the name of key's object: the prefix and the key, in which a byte other than a letter, digit, "_", "-" or,
+// except at the beginning, "." becomes "!" and two hexadecimal digits. After 200 bytes it ends with "~" and the key's SHA-256.
 func (s *Store) Object(key string) string { return s.o.Prefix + s3object.Name(key) }
 
-// An object is the line "fencelab/1 FENCE" and the value, or the line "fencelab/1 FENCE none" if there is no value yet.
+// An object is the line "fencelab/1 FENCE" and the value, or the line "fencelab/1 FENCE none" if it was never written.
 const (
 	magic   = "fencelab/1 "
 	noValue = " none"
@@ -50,13 +50,13 @@ func decode(b []byte) (resource.Record, error) {
 	return resource.Record{MaxFence: f}, nil
 }
 
-// version is a version of an object; zero: there is none.
+// version is zero if there is no object.
 type version struct {
 	rec  resource.Record
 	etag string
 }
 
-// known has the last versions seen of at most maxKnown keys, without values. An outdated entry only costs a request.
+// known has the last versions seen of at most maxKnown keys, without values. Outdated entries only cost a request.
 type known struct {
 	mu sync.Mutex
 	m  map[string]version

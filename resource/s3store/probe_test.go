@@ -22,7 +22,7 @@ func TestProbe(t *testing.T) {
 	require.Empty(t, left.Contents)
 }
 
-// TestProbeRefusesNowAndThen has servers that ignore half of the conditions, like a cluster with old members.
+// The servers ignore half of the conditions, like a cluster with old members.
 func TestProbeRefusesNowAndThen(t *testing.T) {
 	for seed := range uint64(100) {
 		fake, coin := newFake(), rand.New(rand.NewPCG(seed, 0))
@@ -36,7 +36,6 @@ func TestProbeRefusesNowAndThen(t *testing.T) {
 	}
 }
 
-// openOn opens a Store on a server.
 func openOn(t *testing.T, h http.HandlerFunc) error {
 	t.Helper()
 	server := httptest.NewServer(h)
@@ -93,7 +92,7 @@ func TestProbeRefuses(t *testing.T) {
 				s3.ServeHTTP(w, r)
 				return
 			}
-			answer := httptest.NewRecorder() // to what the server would do
+			answer := httptest.NewRecorder()
 			head := r.Clone(r.Context())
 			head.Method, head.Body = http.MethodHead, http.NoBody
 			s3.ServeHTTP(answer, head)

@@ -1,6 +1,6 @@
 // Package s3store is a [resource.Store] in a bucket of Amazon S3, or of a server with its protocol. A record is an object,
 // written by conditional PUTs (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html). The fence is in
-// the object's body, because metadata doesn't change the ETag; a copy in the metadata is for people.
+// the body, because metadata doesn't change the ETag; a copy in the metadata is for people.
 //
 // It requires that
 //   - the server compares and writes atomically, which [Open] probes as far as possible;
@@ -34,11 +34,11 @@ import (
 // ErrNoConditions is wrapped by the error of [Store.Probe] if the server ignores the conditions of a PUT.
 var ErrNoConditions = s3object.ErrNoConditions
 
-// Options are the optional settings of [New].
+// Options configure [New].
 type Options struct {
 	// Prefix begins the names of all objects. Stores share nothing if neither prefix is the beginning of the other.
 	Prefix string
-	// MaxValue is the largest value in bytes; 5 MiB if zero. A value is sent again after every lost race.
+	// MaxValue is the largest value in bytes; 5 MiB if zero. Each lost race costs sending the value again.
 	MaxValue int
 }
 
@@ -68,7 +68,7 @@ func Open(ctx context.Context, client *s3.Client, bucket string, opts *Options) 
 	return s, nil
 }
 
-// New returns a Store on an existing bucket. It sends nothing; [Open] also probes the server. opts may be nil.
+// New returns a Store on an existing bucket. It sends nothing; [Open] also probes. opts may be nil.
 func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	var o Options
 	if opts != nil {
@@ -89,7 +89,7 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 }
 
 // Probe checks on a scratch object that the server honours If-None-Match and If-Match; if not, the error wraps [ErrNoConditions].
-// It takes 20 requests, because one address may stand for several servers. It can't check that the server compares and writes
+// It sends 20 requests, because one address may stand for several servers. It can't check that the server compares and writes
 // atomically; package storetest can.
 func (s *Store) Probe(ctx context.Context) error {
 	return failed(ctx, s3object.Probe(ctx, s.client, s.bucket, s.o.Prefix))
@@ -133,8 +133,8 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 	return v.rec, err
 }
 
-// Overwrite is [resource.Overwriter.Overwrite], but loses a fence that is raised meanwhile, or that another process has
-// raised since this Store last saw it.
+// Overwrite is [resource.Overwriter.Overwrite], but loses a fence raised meanwhile, or by another process since this Store last
+// saw it.
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckOffered(f), s.checkSize(key, value)); err != nil {
 		return err
@@ -179,14 +179,14 @@ func (s *Store) checkSize(key string, value []byte) error {
 var errLostRace = errors.New("s3store: the object has changed")
 
 const (
-	maxIdle  = 8 // races lost in a row while the object didn't change, before replace gives up
+	maxIdle  = 8 // races lost in a row while the object didn't change
 	minPause = 5 * time.Millisecond
 	maxPause = 200 * time.Millisecond
 )
 
-// replace replaces a key's record by what next returns for it, unless invalid or next has an error. It starts with from, or with
-// the object if that is nil. doubt is set if a PUT's reply was lost. The loop ends, because next refuses the first fence that is
-// not less than the caller's.
+// replace replaces a key's record by what next returns for it, unless invalid or next has an error. It starts with from, or if
+// nil with the object. doubt is set if a PUT's reply was lost. The loop ends, because next refuses the first fence that is not
+// less than the caller's.
 func (s *Store) replace(ctx context.Context, key string, invalid error, from *version, doubt *bool,
 	next func(resource.Record) (resource.Record, error),
 ) (resource.Record, error) {
@@ -194,7 +194,7 @@ func (s *Store) replace(ctx context.Context, key string, invalid error, from *ve
 		return resource.Record{}, err
 	}
 	defer s.calls.End()
-	idle, lost := 0, "none" // lost is the ETag of the last lost race; a real one has quotes
+	idle, lost := 0, "none" // ETag of the last lost race; a real one has quotes
 	for {
 		var v version
 		if from != nil {

@@ -76,11 +76,10 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestLostRace has other writes between a call's GET and its PUT.
 func TestLostRace(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		rivals []uint64 // the tokens of writes that come in between, one an attempt
+		rivals []uint64
 		stale  resource.Fence
 	}{
 		{"one of a lesser fence", []uint64{3}, resource.Fence{}},
@@ -118,7 +117,6 @@ func TestLostRace(t *testing.T) {
 	}
 }
 
-// after sends a request after a write of rival.
 func after(rival *s3store.Store, token uint64) awstest.Handle {
 	return func(r *http.Request) (*http.Response, error) {
 		if err := rival.Write(r.Context(), "k", at(token), []byte("rival")); err != nil {
@@ -128,7 +126,7 @@ func after(rival *s3store.Store, token uint64) awstest.Handle {
 	}
 }
 
-// TestLostRaceOfRead has a write between a fenced read's GET and PUT: the read must return it.
+// TestLostRaceOfRead: a fenced read must return what was written between its GET and its PUT.
 func TestLostRaceOfRead(t *testing.T) {
 	prefix, ctx := newPrefix(), t.Context()
 	s, link := open(t, prefix)
@@ -159,7 +157,7 @@ func TestLostReply(t *testing.T) {
 	require.Equal(t, at(9), rec.MaxFence)
 }
 
-// TestConflict has a server that answers 409 without a change of the object, for a while and forever.
+// The server replies 409 although the object hasn't changed.
 func TestConflict(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx := t.Context()
@@ -181,11 +179,11 @@ func TestConflict(t *testing.T) {
 	require.ErrorIs(t, s.Write(ended, "k", at(3), nil), cause)
 }
 
-// TestDeleted deletes an object, and its fence. Writes start again, without an error.
+// Deleting an object deletes its fence.
 func TestDeleted(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx, name, client := t.Context(), s.Object("k"), newClient(endpoint, transport)
-	for i, answers := range [][]awstest.Handle{nil, {missing}} { // the server's own, and that of S3
+	for i, answers := range [][]awstest.Handle{nil, {missing}} { // the server's own, and S3's
 		require.NoError(t, s.Write(ctx, "k", at(uint64(7+i)), nil))
 		_, err := client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &bucket, Key: &name})
 		require.NoError(t, err)
@@ -210,12 +208,11 @@ func TestTooLarge(t *testing.T) {
 	}
 	require.Empty(t, l.Sent())
 	require.NoError(t, s.Write(t.Context(), "k", at(1), make([]byte, 10)))
-	s, l = open(t, newPrefix()) // the default
+	s, l = open(t, newPrefix())
 	require.ErrorIs(t, s.Write(t.Context(), "k", at(1), make([]byte, 5<<20+1)), resource.ErrTooLarge)
 	require.Empty(t, l.Sent())
 }
 
-// edited is a transport that edits replies.
 type edited func(*http.Response)
 
 func (edit edited) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -235,7 +232,6 @@ func TestNoETag(t *testing.T) {
 	require.ErrorContains(t, s.Write(t.Context(), "k", at(6), nil), "without an ETag")
 }
 
-// What has come of a value when the connection breaks is not the value.
 func TestTornReply(t *testing.T) {
 	torn := edited(func(resp *http.Response) {
 		if resp.Request.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
@@ -310,7 +306,6 @@ func TestObject(t *testing.T) {
 	require.Equal(t, s.Object(long+"1"), s.Object(strings.Clone(long)+"1"))
 }
 
-// TestStored pins the bytes of an object, and has its fence in the metadata.
 func TestStored(t *testing.T) {
 	s, _ := open(t, newPrefix())
 	_, err := s.ReadFenced(t.Context(), "read", resource.Fence{Token: 7})

@@ -18,7 +18,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// startVersity starts an S3 server that keeps objects in files, with a bucket.
 func startVersity(tb testing.TB, rt http.RoundTripper) (*testbed.Server, *s3.Client) {
 	tb.Helper()
 	ctx := context.Background()

@@ -66,7 +66,7 @@ func strictlyGreater(ctx context.Context, s *store) {
 	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
 		fail("a new key: Read got %s, want %w", text(err), resource.ErrNotFound)
 	}
-	for _, f := range []resource.Fence{at(1, 1), at(2, 1), at(3, 1), at(1000, 1)} { // gaps are allowed
+	for _, f := range []resource.Fence{at(1, 1), at(2, 1), at(3, 1), at(1000, 1)} {
 		s.writes(ctx, key, f)
 		s.holds(ctx, key, written(f))
 	}
@@ -142,11 +142,10 @@ func otherValueRefused(ctx context.Context, s *store) {
 	s.refused(ctx, key, f, valueOf(f), false)
 }
 
-// repeatTells repeats writes that were lost or whose replies were lost, and writes whose ctx ended meanwhile.
 func repeatTells(ctx context.Context, s *store) {
 	for _, applied := range []bool{true, false} {
 		f := at(map[bool]uint64{true: 1, false: 2}[applied], 1)
-		if applied { // and its reply is lost
+		if applied {
 			s.writes(ctx, key, f)
 		}
 		if err := s.Write(ctx, key, f, valueOf(f)); errors.Is(err, resource.ErrApplied) != applied || (err == nil) == applied {
@@ -204,7 +203,7 @@ func fencedReadOwnGrant(ctx context.Context, s *store) {
 
 func fencedReadSeq(ctx context.Context, s *store) {
 	s.writes(ctx, key, at(5, 1))
-	for _, f := range []resource.Fence{at(5, 3), at(5, 3), at(5, 1<<63), at(6, 2)} { // an equal one may be repeated
+	for _, f := range []resource.Fence{at(5, 3), at(5, 3), at(5, 1<<63), at(6, 2)} { // a repeat is admitted
 		want := resource.Record{Value: valueOf(at(5, 1)), MaxFence: f}
 		if err := same(s.reads(ctx, key, f), want); err != nil {
 			fail("ReadFenced by %v: %w", f, err)
@@ -219,13 +218,13 @@ func fencedReadSeq(ctx context.Context, s *store) {
 	s.reads(ctx, "never written", at(1, 1))
 	s.holds(ctx, "never written", resource.Record{MaxFence: at(1, 1)})
 	s.writes(ctx, "never written", at(1, 2))
-	s.readsRecord(ctx, key, written(at(6, 3))) // with Seq 0: for the whole grant
+	s.readsRecord(ctx, key, written(at(6, 3))) // Seq 0: for the whole grant
 }
 
 func keysIndependent(ctx context.Context, s *store) {
 	keys := []string{"a", "A", "b", "ab", "a/b", "a b"}
 	for i, k := range keys {
-		s.writes(ctx, k, at(uint64(100-i), 1)) // each lower than all before
+		s.writes(ctx, k, at(uint64(100-i), 1)) // each lower than the last
 	}
 	s.reads(ctx, "c", at(1000, 0))
 	for i, k := range keys {
@@ -272,7 +271,7 @@ func valuesCopied(ctx context.Context, s *store) {
 	s.record(ctx, key).Value[0] = 'Y'
 	s.holds(ctx, key, want)
 	want.MaxFence = at(2, 0)
-	for range 2 { // the first raises the fence
+	for range 2 {
 		s.reads(ctx, key, at(2, 0)).Value[0] = 'Z'
 		s.holds(ctx, key, want)
 	}
@@ -347,7 +346,7 @@ func contextEnded(ctx context.Context, s *store) {
 	s.holds(ctx, key, written(at(1, 1)))
 }
 
-// closed closes the store, which Check does again.
+// closed closes the store; Check closes it again.
 func closed(ctx context.Context, s *store) {
 	s.writes(ctx, key, at(1, 1))
 	if err := s.Close(); err != nil {
@@ -382,7 +381,7 @@ func fenceSet(ctx context.Context, s *store) {
 			s.readRefused(ctx, key, at(token-1, 0))
 		}
 		s.writes(ctx, key, at(6, 1))
-		if err := setter.SetFence(ctx, key, 6); err != nil { // the same token: the number goes back
+		if err := setter.SetFence(ctx, key, 6); err != nil { // seq goes back
 			fail("SetFence of %q to its own token: %w", key, err)
 		}
 		s.holds(ctx, key, resource.Record{Value: valueOf(at(6, 1)), MaxFence: at(6, 0)})
@@ -391,7 +390,7 @@ func fenceSet(ctx context.Context, s *store) {
 	if err := setter.SetFence(ctx, "new", 1); !errors.Is(err, resource.ErrNotFound) {
 		fail("SetFence of a new key: got %s, want %w", text(err), resource.ErrNotFound)
 	}
-	s.invalid(ctx, "SetFence to 0", "", setter.SetFence(ctx, key, 0)) // a key that exists, or it could pass for a new one
+	s.invalid(ctx, "SetFence to 0", "", setter.SetFence(ctx, key, 0)) // the key must exist, else ErrNotFound would pass
 	s.holds(ctx, key, written(at(6, 1)))
 }
 
@@ -413,7 +412,7 @@ func overwrites(ctx context.Context, s *store) {
 	for _, f := range []resource.Fence{at(0, 1), at(1, 0)} {
 		s.invalid(ctx, fmt.Sprintf("Overwrite at (%d, %d)", f.Token, f.Seq), "new", over.Overwrite(ctx, "new", f, nil))
 	}
-	if setter, ok := s.Store.(resource.FenceSetter); ok { // a key that has a value exists, also without a fence
+	if setter, ok := s.Store.(resource.FenceSetter); ok { // a key with a value exists, even without a fence
 		if err := errors.Join(over.Overwrite(ctx, "unfenced", resource.Fence{}, []byte("v")), setter.SetFence(ctx, "unfenced", 7)); err != nil {
 			fail("Overwrite without a fence, then SetFence: %w", err)
 		}

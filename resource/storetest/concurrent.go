@@ -12,11 +12,10 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// concurrent runs 50 holders with shuffled tokens on each of two keys, of which every other one reads before it writes. By the rules
-// the store accepts calls on a key in the order of their fences, and Judge checks every answer against that.
+// concurrent runs 50 holders with shuffled tokens on each of two keys; every other one reads before it writes.
 func concurrent(ctx context.Context, s *store) {
 	const holders = 50
-	last := map[string]uint64{key: holders, "other": 1000} // tokens; no token and so no value is on both keys
+	last := map[string]uint64{key: holders, "other": 1000} // tokens; the keys share none, and so no value
 	var clock atomic.Int64
 	run := func(key string, f resource.Fence) *Call {
 		c := &Call{Fence: f, Value: valueOf(f), Begin: clock.Add(1)}
@@ -67,9 +66,9 @@ func concurrent(ctx context.Context, s *store) {
 		s.holds(ctx, key, written(at(last[key], 1)))
 	}
 	calls := []*Call{run(key, at(holders+1, 1))}
-	var took time.Duration // the last read
+	var took time.Duration
 	token := uint64(holders + 1)
-	for range 50 { // the greatest token may have come first above, and then raced with none
+	for range 50 { // above, the greatest token may have come first, and raced with none
 		token += 2
 		delay := rand.N(took + 1)
 		wg.Go(func() {
@@ -100,7 +99,7 @@ func judge(calls []*Call) {
 	}
 }
 
-// duel has two holders of the same token write different values. Exactly one must be accepted, and its value stay.
+// duel has two holders of the same token write different values. One write must be accepted, and its value stay.
 func duel(ctx context.Context, s *store, f resource.Fence) {
 	values := [2][]byte{[]byte("one"), []byte("other")}
 	var errs [2]error
@@ -127,7 +126,7 @@ func duel(ctx context.Context, s *store, f resource.Fence) {
 	s.holds(ctx, key, resource.Record{Value: values[winner], MaxFence: f})
 }
 
-// watch reads until ctx ends: the fence must never fall, and the value must be that of the fence.
+// watch reads until ctx ends: the fence must never fall, and must match the value.
 func watch(ctx context.Context, s *store) {
 	var last resource.Fence
 	for ctx.Err() == nil {
@@ -142,13 +141,12 @@ func watch(ctx context.Context, s *store) {
 	}
 }
 
-// Call is a call on a key, which took place between Begin and End: readings of a clock that never shows the same value twice.
-// Reads have Seq 0, writes don't.
+// Call is a call on a key between Begin and End, readings of a clock that never shows a value twice. Only reads have Seq 0.
 type Call struct {
 	Fence      resource.Fence
 	Value      []byte // of a write
 	Begin, End int64
-	Record     resource.Record // that an accepted fenced read returned
+	Record     resource.Record // returned by an accepted fenced read
 	Err        error           // nil: accepted; a *resource.StaleTokenError: refused; any other: unknown, and it may still arrive
 }
 
@@ -159,10 +157,10 @@ func (c *Call) String() string {
 	return fmt.Sprintf("Write at %v", c.Fence)
 }
 
-// Judge returns an error if no store that keeps the rules could give these answers to concurrent calls on a key that was empty
-// before. By the rules a store accepts calls in the order of their fences. Writes with the same fence must have the same value;
-// at the same time they may both be accepted, since a store that got no reply to one can't tell which of them took effect. Judge
-// compares calls two by two, so it may miss what only three or more show.
+// Judge returns an error if no store that keeps the rules, and so accepts calls in the order of their fences, could give these
+// answers to concurrent calls on a new key. Writes with the same fence must have the same value; concurrent ones may both be
+// accepted, since a store that got no reply can't tell which took effect. Judge compares calls pairwise, so it may miss what only
+// three or more show.
 func Judge(calls []*Call) error {
 	for _, c := range calls {
 		stale, refused := errors.AsType[*resource.StaleTokenError](c.Err)
@@ -180,14 +178,13 @@ func Judge(calls []*Call) error {
 	return nil
 }
 
-// may reports whether a call may have taken effect: a fenced read may raise the fence, and be refused when a client library repeats
-// it because the reply was lost.
+// may reports whether a call may have taken effect. A refused fenced read may: a client library repeats it after a lost reply.
 func (c *Call) may() bool {
 	_, refused := errors.AsType[*resource.StaleTokenError](c.Err)
 	return !refused || c.Fence.Seq == 0 || errors.Is(c.Err, resource.ErrApplied)
 }
 
-// shows returns the fence that the key had when the call was answered; zero: it shows nothing.
+// shows returns the fence that the key had when the call was answered; zero if unknown.
 func (c *Call) shows() resource.Fence {
 	stale, refused := errors.AsType[*resource.StaleTokenError](c.Err)
 	switch {
@@ -199,7 +196,7 @@ func (c *Call) shows() resource.Fence {
 	return c.Fence.Max(c.Record.MaxFence)
 }
 
-// wrote returns the fence of the last write that the answer shows, the least if several wrote this value; zero: it shows none.
+// wrote returns the fence of the last write that the answer shows, the least if several wrote this value; zero if none.
 func (c *Call) wrote(calls []*Call) resource.Fence {
 	if f := c.shows(); f.Seq > 0 {
 		return f
@@ -247,8 +244,8 @@ func (c *Call) refused(stale resource.StaleTokenError, calls []*Call) error {
 
 func (c *Call) accepted(calls []*Call) error {
 	read := c.Fence.Seq == 0
-	var values []resource.Record // that a read may return
-	var least resource.Fence     // of these
+	var values []resource.Record
+	var least resource.Fence
 	for _, o := range calls {
 		seen := o.shows()
 		later := seen.Compare(c.Fence) > 0 && (!read || seen.Token != c.Fence.Token)

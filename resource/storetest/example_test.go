@@ -8,14 +8,13 @@ import (
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
-// lenient is a store that never refuses a fenced read.
 type lenient struct{ *resource.Memory }
 
 func (s lenient) ReadFenced(ctx context.Context, key string, _ resource.Fence) (resource.Record, error) {
 	return s.Read(ctx, key)
 }
 
-// A test calls Run. Check runs a single case, here on a store with a flaw.
+// A test calls Run. Check runs a single case, here on a flawed store.
 func ExampleCase_Check() {
 	kit := storetest.Harness{New: func() (resource.Store, error) { return lenient{resource.NewMemory()}, nil }}
 	for _, c := range storetest.Cases() {

@@ -20,7 +20,6 @@ func failureOf(f func()) (err error) {
 	return nil
 }
 
-// TestJudge has answers that break a rule, and some that don't.
 func TestJudge(t *testing.T) {
 	call := func(f resource.Fence, err error, begin, end int64) *Call {
 		return &Call{Fence: f, Value: valueOf(f), Err: err, Begin: begin, End: end}
@@ -37,7 +36,7 @@ func TestJudge(t *testing.T) {
 		}
 		return c
 	}
-	same := func(value string, calls ...*Call) []*Call { // all write or read it
+	same := func(value string, calls ...*Call) []*Call {
 		for _, c := range calls {
 			if c.Value = []byte(value); c.Record.Value != nil {
 				c.Record.Value = c.Value
@@ -70,7 +69,7 @@ func TestJudge(t *testing.T) {
 		{`got "" at 1.0, but there was a write at 1`, []*Call{accepted(at(1, 1), 1, 2), read(1, at(0, 0), 3, 4)}},
 		{`got value "2", want ""`, []*Call{read(3, at(2, 1), 1, 2), accepted(at(2, 1), 3, 4)}},
 
-		// What has no answer may take effect at any time, or not at all.
+		// Calls without an answer may take effect at any time, or not at all.
 		{"", []*Call{refused(at(2, 0), at(3, 1), 1, 6), refused(at(1, 1), at(2, 0), 2, 3), accepted(at(3, 1), 4, 5)}},
 		{"", []*Call{refused(at(1, 1), at(1, 1), 1, 2)}},
 		{"", []*Call{read(1, at(0, 0), 1, 2), accepted(at(2, 1), 3, 4)}},
@@ -93,7 +92,6 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// reads is a store whose Reads return records, one after the other.
 type reads struct {
 	resource.Store
 	records []resource.Record

@@ -25,8 +25,8 @@ type Harness struct {
 	New func() (resource.Store, error)
 	// Reopen closes or kills the store of the last New and opens it again on its data; nil if the store isn't durable.
 	Reopen func(resource.Store) (resource.Store, error)
-	// Another opens a second store on the data of the last New or Reopen, as another process would. Every case then uses both.
-	// Nil if only one process can use the data at a time.
+	// Another opens a second store on the same data, as another process would. Every case then uses both. Nil if only one process
+	// can use the data at a time.
 	Another func() (resource.Store, error)
 }
 
@@ -89,7 +89,7 @@ type failure struct{ error }
 
 func fail(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
 
-// store is the store under test. Its own methods end the case if they fail.
+// store is the store under test. Its methods end the case if they fail.
 type store struct {
 	resource.Store
 	another resource.Store // on the same data; may be nil
@@ -122,8 +122,7 @@ func (s *store) reopen() {
 	s.openAnother()
 }
 
-// next returns one of the two stores, by the Thue-Morse sequence: each kind of call uses both stores, after a call of the same
-// store and after one of the other.
+// next picks one of the two stores by the Thue-Morse sequence: each kind of call uses both, after a call of either.
 func (s *store) next() resource.Store {
 	if n := s.calls.Add(1); s.another != nil && bits.OnesCount64(n)%2 == 0 {
 		return s.another
@@ -151,7 +150,6 @@ func (s *store) Close() error {
 	return err
 }
 
-// writes writes to key at each fence, with the fence's text as the value.
 func (s *store) writes(ctx context.Context, key string, fences ...resource.Fence) {
 	for _, f := range fences {
 		s.writesValue(ctx, key, f, valueOf(f))
@@ -172,14 +170,12 @@ func (s *store) reads(ctx context.Context, key string, f resource.Fence) resourc
 	return rec
 }
 
-// readsRecord reads with the token of want, which must be what it gets.
 func (s *store) readsRecord(ctx context.Context, key string, want resource.Record) {
 	if err := same(s.reads(ctx, key, at(want.MaxFence.Token, 0)), want); err != nil {
 		fail("key %.40q: ReadFenced by %d: %w", key, want.MaxFence.Token, err)
 	}
 }
 
-// refused checks that a write is refused, and changes nothing.
 func (s *store) refused(ctx context.Context, key string, got resource.Fence, value []byte, applied bool) {
 	before := s.record(ctx, key)
 	err := s.Write(ctx, key, got, value)
@@ -204,7 +200,7 @@ func (s *store) holds(ctx context.Context, key string, want resource.Record) {
 	}
 }
 
-// record is Read with the zero record for a key that doesn't exist.
+// record returns the zero record for a key that doesn't exist.
 func (s *store) record(ctx context.Context, key string) resource.Record {
 	rec, err := s.Read(ctx, key)
 	switch {
@@ -239,7 +235,6 @@ func same(got, want resource.Record) error {
 	return nil
 }
 
-// text is err's message, or "no error".
 func text(err error) string {
 	if err == nil {
 		return "no error"

@@ -23,7 +23,6 @@ import (
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
-// TestRulesInStep compares the rules and names of cases in the comment of resource.Store with those of the kit.
 func TestRulesInStep(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "../resource.go", nil, parser.ParseComments)
 	require.NoError(t, err)
@@ -53,10 +52,10 @@ func TestRulesInStep(t *testing.T) {
 type flaw struct {
 	does    string
 	admits  func(seen, got resource.Fence) bool // nil: the rule
-	key     func(string) string                 // what a key becomes
-	value   func([]byte) []byte                 // what a value becomes
+	key     func(string) string
+	value   func([]byte) []byte
 	applied func(rec resource.Record, f resource.Fence, value []byte) bool
-	ended   func(f resource.Fence) error // the answer to a write that waits until ctx has ended and then does nothing
+	ended   func(f resource.Fence) error // the reply to a write that waits until ctx has ended and then does nothing
 	late    string                       // this method ignores Close
 }
 
@@ -72,7 +71,7 @@ type store struct {
 
 	waiting  int
 	gathered chan struct{} // closed when gathers calls wait
-	partner  chan struct{} // with pairs: closed when the one that waits for another has it; nil if none waits
+	partner  chan struct{} // closed when the waiting call has a partner; nil if none waits
 }
 
 type data struct {
@@ -109,10 +108,10 @@ func (s *store) check(ctx context.Context, method, key string, err error) error 
 	return cmp.Or(resource.CheckKey(key), err)
 }
 
-// gathers is how many calls are all checked before the first takes effect.
+// gathers is how many calls are checked before the first takes effect.
 const gathers = 100
 
-// gather blocks until the last of gathers calls waits, so that none sees another's effect.
+// gather blocks until gathers calls wait, so that none sees another's effect.
 func (s *store) gather() {
 	if !s.has("gathers") {
 		return
@@ -125,7 +124,6 @@ func (s *store) gather() {
 	<-s.gathered
 }
 
-// alone locks the process, until what it returns is called.
 func (s *store) alone() (unlock func()) {
 	if !s.has("local") {
 		return func() {}
@@ -148,7 +146,7 @@ func (s *store) pair() {
 	s.mu.Unlock()
 	select {
 	case <-mine:
-	case <-time.After(time.Millisecond): // there is no other
+	case <-time.After(time.Millisecond):
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.partner == mine {
@@ -389,7 +387,6 @@ func (s *store) reopen() *store {
 	return next
 }
 
-// TestFlaws runs the kit on stores with one flaw each. Exactly the cases of the broken rules must fail.
 func TestFlaws(t *testing.T) {
 	byToken := func(seen, got resource.Fence) bool { return got.Token > seen.Token }
 	byTokens := func(compare func(a, b uint64) int) flaw {
@@ -397,7 +394,7 @@ func TestFlaws(t *testing.T) {
 			return cmp.Or(compare(got.Token, seen.Token), cmp.Compare(got.Seq, seen.Seq)) > 0
 		}}
 	}
-	byFence := func(equal func(a, b []byte) bool) flaw { // and the values' length
+	byFence := func(equal func(a, b []byte) bool) flaw {
 		return flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
 			return f == rec.MaxFence && len(v) == len(rec.Value) && (len(v) == 0 || equal(v, rec.Value))
 		}}
@@ -405,8 +402,8 @@ func TestFlaws(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		flaw flaw
-		two  bool   // all cases run on two stores
-		want string // that fail
+		two  bool   // run the cases on two stores
+		want string // failing cases
 	}{
 		{name: "none"},
 		{name: "< for <=", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Compare(seen) >= 0 }}, want: "EqualRefused RetryRecognised OtherValueRefused RepeatTells FencedReadSeq Durable"},
@@ -519,7 +516,7 @@ func TestFlaws(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var failed []string
 			for _, k := range storetest.Cases() {
-				// Whether Concurrent meets a flaw depends on the scheduler, except for those made for it.
+				// Whether Concurrent meets a flaw depends on the scheduler, except for flaws made for it.
 				if !c.two && (k.Name == "Concurrent") != (c.flaw.has("gathers") || c.flaw.has("splitsRead") || c.flaw.has("pairs") || c.flaw.has("mixes")) {
 					continue
 				}

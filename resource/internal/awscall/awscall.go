@@ -1,5 +1,5 @@
-// Package awscall detects that a request may have taken effect although it failed: the SDK retries it after a lost reply, and
-// the retry fails the condition that the first attempt met.
+// Package awscall detects that a failed request may have taken effect: after a lost reply the SDK retries it, and the retry fails
+// the condition that the first attempt met.
 package awscall
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Retryer returns r, except that doubt is set when a failed attempt was not refused and may have taken effect.
+// Retryer returns r, but sets doubt when a failed attempt was not refused and may have taken effect.
 func Retryer(r aws.Retryer, doubt *bool) aws.Retryer { return watched{r, doubt} }
 
 type watched struct {
@@ -35,7 +35,6 @@ func (w watched) GetAttemptToken(ctx context.Context) (func(error) error, error)
 	return w.GetInitialToken(), nil
 }
 
-// status returns the HTTP status in err, or 0.
 func status(err error) int {
 	if r, ok := errors.AsType[interface {
 		error
@@ -47,7 +46,7 @@ func status(err error) int {
 }
 
 // Outcome is the result of a store's Write. With doubt, a refusal as applied means that the first attempt took effect; any other
-// leaves that open, and must not be a *StaleTokenError.
+// refusal leaves that open, and must not be a *StaleTokenError.
 func Outcome(store string, err error, doubt bool) error {
 	stale, refused := errors.AsType[*resource.StaleTokenError](err)
 	switch {

@@ -1,4 +1,4 @@
-// Package awstest has a transport that loses replies, and the test cases for it that the stores on AWS share.
+// Package awstest has a transport that loses replies, and test cases for stores on AWS.
 package awstest
 
 import (
@@ -22,10 +22,10 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Transport is the one under every [Link].
+// Transport is under every [Link].
 var Transport = &http.Transport{MaxIdleConnsPerHost: 200}
 
-// Tests closes the idle connections of [Transport] after M's tests, so that no goroutine is left.
+// Tests closes the idle connections of [Transport] after M's tests, so that no goroutine leaks.
 type Tests struct{ M *testing.M }
 
 // Run runs the tests.
@@ -56,7 +56,7 @@ func Server(env string, fake http.Handler, endpoint *string) func(context.Contex
 	}
 }
 
-// Region is that of AWS_REGION, or a default.
+// Region is AWS_REGION, or a default.
 func Region() string { return cmp.Or(os.Getenv("AWS_REGION"), "us-east-1") }
 
 // Credentials are those of the AWS_ variables, or a default.
@@ -72,14 +72,14 @@ func Retryer() aws.Retryer {
 	})
 }
 
-// Link is a transport that counts requests and lets a test handle the next PUTs and POSTs.
+// Link is a transport that counts requests and lets a test handle PUTs and POSTs.
 type Link struct {
 	mu       sync.Mutex
 	requests map[string]int
 	next     []Handle
 }
 
-// Handle handles a request, as RoundTrip of a [http.RoundTripper] does.
+// Handle handles a request like [http.RoundTripper].
 type Handle = func(r *http.Request) (*http.Response, error)
 
 // RoundTrip implements [http.RoundTripper].
@@ -104,7 +104,7 @@ func (l *Link) On(do ...Handle) {
 	l.next = do
 }
 
-// Left returns how many of [Link.On] have had no request yet.
+// Left returns how many of [Link.On] are unused.
 func (l *Link) Left() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,7 +120,7 @@ func (l *Link) Sent() map[string]int {
 	return sent
 }
 
-// Total returns the number of requests since the last call.
+// Total is the sum of [Link.Sent].
 func (l *Link) Total() (n int) {
 	for _, sent := range l.Sent() {
 		n += sent
@@ -148,7 +148,7 @@ func NotApplied(r *http.Request) (*http.Response, error) {
 	return nil, ErrCut
 }
 
-// Reply answers requests itself. Bodies of errors are XML in S3 and JSON in DynamoDB.
+// Reply is the reply to a request that isn't sent. Errors have bodies in XML for S3, in JSON for DynamoDB.
 func Reply(status int, body string) Handle {
 	return func(r *http.Request) (*http.Response, error) {
 		_ = r.Body.Close()
@@ -191,7 +191,7 @@ func LostReply(t *testing.T, key string, retries resource.Store, link *Link, onc
 	require.ErrorIs(t, once.Write(ctx, key, at(7), []byte("v")), ErrCut)
 	require.NoError(t, once.Write(ctx, key, at(7), []byte("v")))
 
-	link.On(func(r *http.Request) (*http.Response, error) { // as after a reply that a proxy has lost
+	link.On(func(r *http.Request) (*http.Response, error) { // as if a proxy had lost the reply
 		_, _ = Applied(r)
 		return Reply(http.StatusInternalServerError, "")(r)
 	})

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Calls counts the calls in flight of one store. The zero value is open.
+// Calls counts a store's calls in flight. The zero value is open.
 type Calls struct {
 	mu       sync.Mutex
 	closed   bool
@@ -44,8 +44,8 @@ func (c *Calls) Close() {
 	c.inFlight.Wait()
 }
 
-// Wrap puts the store's name before a client's error, and ctx's cause if ctx has ended. A refusal and [resource.ErrNotFound]
-// stay as they are.
+// Wrap puts the store's name before a client's error, and ctx's cause if ctx has ended. Refusals and [resource.ErrNotFound] stay
+// unchanged.
 func Wrap(ctx context.Context, store string, err error) error {
 	if _, stale := errors.AsType[*resource.StaleTokenError](err); err == nil || stale || errors.Is(err, resource.ErrNotFound) {
 		return err
@@ -56,8 +56,8 @@ func Wrap(ctx context.Context, store string, err error) error {
 	return fmt.Errorf("%s: %w", store, err)
 }
 
-// Await returns what f does, or ctx's cause if that ends first, for a client that may ignore ctx while it waits for a reply. f then
-// goes on, and must not use what the caller may change. If f panics, so does Await, or f's goroutine if Await has returned.
+// Await returns what f does, or ctx's cause if that ends first, for clients that may ignore ctx while they wait. f then goes on,
+// and must not use what the caller may change. If f panics, so does Await, or f's goroutine if Await has returned.
 func Await[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	if ctx.Done() == nil {
 		return f()
@@ -86,7 +86,6 @@ func Await[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	}
 }
 
-// caught calls f and returns a function that does what f did.
 func caught[T any](f func() (T, error)) (reply func() (T, error)) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -98,7 +97,6 @@ func caught[T any](f func() (T, error)) (reply func() (T, error)) {
 	return func() (T, error) { return value, err }
 }
 
-// panicError is a panic of another goroutine, with its stack.
 type panicError struct {
 	value any
 	stack []byte

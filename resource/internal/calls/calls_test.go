@@ -34,7 +34,7 @@ func TestClose(t *testing.T) {
 		}
 		synctest.Wait()
 		require.True(t, closed)
-		c.Close() // again
+		c.Close()
 	})
 }
 
@@ -58,7 +58,7 @@ func TestAwait(t *testing.T) {
 		}
 		silent := make(chan struct{})
 		go func() {
-			synctest.Wait() // for the call to wait
+			synctest.Wait()
 			end(io.ErrClosedPipe)
 		}()
 		got, err := calls.Await(ctx, func() (int, error) { <-silent; return 7, nil })
@@ -69,7 +69,6 @@ func TestAwait(t *testing.T) {
 	})
 }
 
-// bothReady has ended, but only with the reply.
 type bothReady struct{ context.Context }
 
 func (c bothReady) Done() <-chan struct{} {
@@ -91,7 +90,6 @@ func TestAwaitReplyAndEndAtOnce(t *testing.T) {
 	})
 }
 
-// As in the caller's goroutine, with the stack of f's.
 func TestAwaitPanics(t *testing.T) {
 	defer func() {
 		err, ok := recover().(error)
@@ -102,7 +100,6 @@ func TestAwaitPanics(t *testing.T) {
 	_, _ = calls.Await(t.Context(), func() (int, error) { panic(io.EOF) })
 }
 
-// A panic for which nobody waits any more ends the process, and says where it was.
 func TestAwaitPanicsAlone(t *testing.T) {
 	const child = "FENCELAB_TEST_PANICS"
 	if os.Getenv(child) == "" {

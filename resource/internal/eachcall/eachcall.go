@@ -7,7 +7,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Of returns the calls of s on key by their names, with the fence f and, in writes, a value. Of what is optional it has what s has.
+// Of returns the calls of s on key, optional ones included, by their names, with the fence f and, in writes, a value.
 func Of(s resource.Store, key string, f resource.Fence) map[string]func(context.Context) error {
 	calls := map[string]func(context.Context) error{
 		"Write":      func(ctx context.Context) error { return s.Write(ctx, key, f, []byte("v")) },

@@ -19,11 +19,11 @@ import (
 type Way struct {
 	Name     string
 	Write    func(ctx context.Context, key string, token uint64) error
-	Against  string     // the name of the way to compare with; empty: this is a baseline
-	Requests func() int // returns the number of requests sent since the last call; may be nil
+	Against  string     // name of the way to compare with; empty: this is a baseline
+	Requests func() int // since the last call; may be nil
 }
 
-// The names of the ways of [Ways].
+// Names of [Ways].
 const (
 	Unfenced = "unfenced"
 	Fenced   = "fenced"
@@ -41,14 +41,14 @@ func Ways(s resource.Overwriter, value []byte, requests func() int) []Way {
 	}
 }
 
-// lastToken rises over all runs, so that writes are refused only where writers race.
+// lastToken rises over all runs, so that only races cause refusals.
 var lastToken atomic.Uint64
 
 // rounds is how often the ways alternate in one iteration of [FenceCheck].
 const rounds = 300
 
-// FenceCheck has one writer on one key. The ways alternate, each first equally often, so that they meet the same noise. It
-// reports medians: a baseline's in µs, and how much longer the others took in the same round, in µs and % of the baseline.
+// FenceCheck has one writer on one key. The ways alternate, each first equally often, to meet the same noise. It reports medians:
+// a baseline's in µs, and how much longer the others took in the same round, in µs and %.
 func FenceCheck(b *testing.B, ways []Way) {
 	b.Helper()
 	took, requests := make([][]float64, len(ways)), make([]int, len(ways))
@@ -60,7 +60,7 @@ func FenceCheck(b *testing.B, ways []Way) {
 		return float64(time.Since(began)) / 1e3
 	}
 	for i := range ways {
-		write(i) // warm up
+		write(i)
 	}
 	for b.Loop() {
 		for round := range rounds {
@@ -72,7 +72,7 @@ func FenceCheck(b *testing.B, ways []Way) {
 			}
 		}
 	}
-	b.ReportMetric(0, "ns/op") // meaningless here
+	b.ReportMetric(0, "ns/op")
 	for i, w := range ways {
 		if w.Requests != nil {
 			b.ReportMetric(float64(requests[i])/float64(len(took[i])), "requests/"+w.Name)
@@ -93,17 +93,17 @@ func FenceCheck(b *testing.B, ways []Way) {
 
 func median(of []float64) float64 { return slices.Sorted(slices.Values(of))[len(of)/2] }
 
-// slice is how long the writers of one way run before the next way's, in [Writers].
+// slice is how long one way's writers run in turn, in [Writers].
 const slice = 25 * time.Millisecond
 
 // Writers has 1, 16 and 128 writers, on a key each or all on one, in sub-benchmarks keys=K/writers=N. The ways alternate. It
-// reports writes per second, refused ones included, and the share of those.
+// reports writes per second, including refused ones, and the share of those.
 func Writers(b *testing.B, ways []Way) {
 	b.Helper()
 	for _, keys := range []string{"many", "one"} {
 		for _, writers := range []int{1, 16, 128} {
 			b.Run(fmt.Sprintf("keys=%s/writers=%d", keys, writers), func(b *testing.B) {
-				for _, w := range ways { // warm up
+				for _, w := range ways {
 					new(writes).add(b, w, keys, writers, 0)
 				}
 				all := make([]writes, len(ways))
@@ -113,7 +113,7 @@ func Writers(b *testing.B, ways []Way) {
 						all[i].add(b, ways[i], keys, writers, slice)
 					}
 				}
-				b.ReportMetric(0, "ns/op") // meaningless here
+				b.ReportMetric(0, "ns/op")
 				for i, w := range ways {
 					made := float64(all[i].made.Load())
 					b.ReportMetric(made/all[i].elapsed.Seconds(), "writes/s/"+w.Name)
@@ -133,7 +133,6 @@ type writes struct {
 	elapsed       time.Duration
 }
 
-// add runs writers for d, each at least once.
 func (all *writes) add(b *testing.B, w Way, keys string, writers int, d time.Duration) {
 	b.Helper()
 	w.sent()
