@@ -22,6 +22,7 @@ const (
 	FencingOn     Fencing = "on"     // reads carry it too
 )
 
+// Kind is an [Event]'s kind.
 type Kind string
 
 // The kinds of events.

@@ -7,6 +7,7 @@ import (
 	"strings"
 )
 
+// Entries splits a ledger into its lines.
 func Entries(ledger string) []string {
 	return strings.FieldsFunc(ledger, func(r rune) bool { return r == '\n' })
 }
