@@ -129,7 +129,7 @@ const (
 // Step is an event and the state after it.
 type Step struct {
 	Verb    Verb
-	Worker  int  // -1: nobody, or one that has lost its identity
+	Worker  int  // -1: none, or none any longer waits for the reply
 	Unheard bool // the worker gets no reply
 	Fence   Fence
 	Value   string
