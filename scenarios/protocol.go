@@ -156,7 +156,7 @@ func start(spec childSpec) (*process, error) {
 	defer func() { _ = controlR.Close() }()
 
 	p := &process{messages: make(chan message, backlog), control: controlW, output: &output{}}
-	cmd := exec.Command(exe) //nolint:noctx // close ends it, even if it is stopped
+	cmd := exec.Command(exe) //nolint:noctx // ended by close, also when it is stopped
 	// By default the race detector delays exit by a second.
 	cmd.Env = append(os.Environ(), childEnv+"="+string(text), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	cmd.Env = append(cmd.Env, spec.env...)

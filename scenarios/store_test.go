@@ -43,7 +43,7 @@ func is(e history.Event, actorOrTarget, name string) bool {
 	return e.Name == name && (e.Kind == history.KindReport && e.Actor == actorOrTarget || e.Kind == history.KindFault && e.Target == actorOrTarget)
 }
 
-// The judge gets what the store holds, not what workers believe: an effect that no worker reports is a decision.
+// An effect that no worker reports is a decision.
 func TestStoreIsWatched(t *testing.T) {
 	write := func(f resource.Fence, value string) func(*testing.T, *stores.Store, string) {
 		return func(t *testing.T, s *stores.Store, key string) {
@@ -58,7 +58,7 @@ func TestStoreIsWatched(t *testing.T) {
 	last := resource.Fence{Token: 1 << 60, Seq: 1}
 	for name, c := range map[string]struct {
 		fencing history.Fencing
-		actor   string // after whose report
+		actor   string
 		at      string
 		do      func(t *testing.T, s *stores.Store, key string)
 		verdict history.Verdict
@@ -108,7 +108,7 @@ func TestStoreIsWatched(t *testing.T) {
 	}
 }
 
-// If a worker's report and the store's record differ, the record counts.
+// The store's record counts.
 func TestStoreAgainstWorker(t *testing.T) {
 	const key, ledger = "k", "A\n"
 	at := resource.Fence{Token: 7, Seq: 1}
@@ -159,9 +159,8 @@ func TestStoreAgainstWorker(t *testing.T) {
 	}
 }
 
-// A store that forgets fences in a crash admits the stale holder: fencing is as durable as the store.
 func TestStoreThatForgets(t *testing.T) {
-	redis, _ := ownRedis(t, options(t)) // it keeps nothing on disk
+	redis, _ := ownRedis(t, options(t)) // keeps nothing on disk
 	s := hazard(t, "ResourceCrash")
 	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
 		r := scenarios.Runner{Service: sharedServers(t, locks.Redis).On(), Store: open.OnServer(stores.Redis, redis)}

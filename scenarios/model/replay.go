@@ -10,8 +10,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Replay follows a history, perhaps incomplete at its end, as the set of possible states after each event. It returns the breaches
-// common to all possible runs, or an error that names the event that the model forbids.
+// Replay follows a history, perhaps incomplete at its end, as the set of possible states after each event. It returns the
+// breaches common to all possible runs, or an error that names the event that the model forbids.
 func (c Config) Replay(events []history.Event) (Breach, error) {
 	if len(events) == 0 || events[0].Run == nil {
 		return 0, fmt.Errorf("event 1: the history doesn't say what was run")
@@ -51,11 +51,10 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 	return broken, nil
 }
 
-// replay follows the events of one key.
 type replay struct {
 	Config
 	key     string
-	alone   bool     // the only key: workers' reports are about it
+	alone   bool     // there is no other key: workers' reports are about it
 	told    bool     // the store got tokens
 	tokens  []uint64 // the model uses their ranks
 	workers []string
@@ -119,7 +118,7 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 		}
 		return
 	}
-	r.Workers, r.Grants = min(len(r.workers), MaxWorkers), 0 // what nobody has reported is not worth following
+	r.Workers, r.Grants = min(len(r.workers), MaxWorkers), 0 // other workers and grants aren't worth following
 	if e.Name == history.Acquired {
 		r.Grants = math.MaxInt
 	}
@@ -134,7 +133,7 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 		}
 		if i := step.Worker; i >= 0 && !step.Unheard {
 			q.unreported[i] = step.Verb
-			if step.Verb == Refuse && q.Workers[i].Phase == Ready { // a repeat of what was accepted
+			if step.Verb == Refuse && q.Workers[i].Phase == Ready { // the repeat of an accepted write
 				q.unreported[i] = Accept
 			}
 		}

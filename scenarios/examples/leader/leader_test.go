@@ -1,5 +1,5 @@
-// Package leader_test checks Kubernetes' leader election for the promises that users expect of a lock. It is a module of its own, so
-// that nobody else downloads and compiles Kubernetes' client.
+// Package leader_test checks Kubernetes' leader election for the promises that users expect of a lock. It is a module of its own,
+// so that nobody else downloads Kubernetes' client.
 package leader_test
 
 import (
@@ -76,7 +76,7 @@ func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 			return scenarios.Grant{TTL: s.TTL, Lost: holds.Done(), Release: func(ctx context.Context) error {
 				stop()
 				select {
-				case <-stopped: // it doesn't say what became of the release
+				case <-stopped: // it doesn't report the outcome of the release
 					return nil
 				case <-ctx.Done():
 					return ctx.Err()
