@@ -21,11 +21,11 @@ import (
 // Start the server with [Clock.Env], which preloads a shim for libc's wall clock. In force means that every later read of the
 // clock sees the fault. CLOCK_MONOTONIC, timers and sleeps are unaffected, as on a real machine.
 //
-// It works for programs that get the time from libc (Redis, PostgreSQL, the JVM), but not for statically linked ones or Go
-// programs. Check with [Clock.Confirm].
+// It works for programs that get the time from libc (Redis, PostgreSQL, the JVM), but not for statically linked ones or Go. Check
+// with [Clock.Confirm].
 //
-// Jumps add up, at any rate. Only one of [Clock.Rate] and [Clock.Hold] can be in force. Heals work even with an ended context.
-// Methods may be called concurrently.
+// Jumps add up, at any rate. [Clock.Rate] and [Clock.Hold] exclude each other. Heals work even with an ended context. Methods may
+// be called concurrently.
 type Clock struct {
 	dir string
 
@@ -107,7 +107,7 @@ func (c *Clock) Shim() string { return filepath.Join(c.dir, "clockshim.so") }
 func (c *Clock) Page() string { return filepath.Join(c.dir, "clock") }
 
 // Env returns the server's environment variables. In a container, mount Shim and Page at the same paths. Without the page the
-// server exits at once with a message.
+// server exits at once.
 func (c *Clock) Env() []string {
 	return []string{"LD_PRELOAD=" + c.Shim(), "FENCELAB_CLOCK=" + c.Page()}
 }
@@ -119,7 +119,7 @@ func (c *Clock) Now() time.Time {
 	return time.Unix(0, c.law.at(time.Now().UnixNano()))
 }
 
-// Offset returns how far the clock is ahead of the real one; negative if behind.
+// Offset returns how far the clock is ahead of the real one.
 func (c *Clock) Offset() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

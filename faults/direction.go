@@ -23,10 +23,10 @@ const (
 	stall // of a pipe only: keep until the last piece is written, then follow the direction
 )
 
-// stallTimeout bounds how long a fault waits until forwarded pieces are written.
+// stallTimeout bounds the wait until forwarded pieces are written.
 const stallTimeout = 10 * time.Second
 
-// deadTimeout bounds the wait for the last piece of an ended stream, which may be stuck in the pipe after a failed write.
+// deadTimeout bounds the wait for an ended stream's last piece, which a failed write leaves in the pipe.
 const deadTimeout = stallTimeout / 2
 
 // direction is a toxic that controls one direction of a link. It is never removed: adding and removing the stock toxics doesn't
@@ -39,21 +39,21 @@ type direction struct {
 	mu        sync.Mutex
 	flow      flow
 	delay     time.Duration
-	closed    bool // for ever
+	closed    bool
 	epoch     int
-	faulty    bool // a fault has claimed the direction
-	holding   bool // a piece has been kept since the flow last changed
+	faulty    bool
+	holding   bool // a piece was kept since the flow last changed
 	pieces    int
 	remaining int // pieces until target drops; 0: never
 	target    *direction
 	pipes     map[*pipe]struct{}
-	changed   chan struct{} // closed and replaced when anything above or a pipe's epoch changes
+	changed   chan struct{} // closed and replaced on changes of the above or a pipe's epoch
 }
 
 // pipe is one direction of one connection. Its goroutine owns it, but the direction guards epoch.
 type pipe struct {
-	epoch     int  // the last change applied
-	flow      flow // once shut, it stays shut
+	epoch     int
+	flow      flow // once shut, always shut
 	delay     time.Duration
 	source    <-chan *stream.StreamChunk // nil once the stream has ended
 	ended     time.Time
@@ -139,7 +139,6 @@ func (d *direction) drained(ctx context.Context) error {
 	return d.wait(ctx, func() (bool, error) { return len(d.pipes) == 0, nil })
 }
 
-// wait waits until ok, called with d.mu held, returns true or an error.
 func (d *direction) wait(ctx context.Context, ok func() (bool, error)) error {
 	for {
 		d.mu.Lock()

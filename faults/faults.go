@@ -11,7 +11,7 @@
 //   - [Clock.Jump]: a clock set by an operator, NTP or a hypervisor.
 //   - [Clock.Rate]: a clock that drifts, or that NTP slews.
 //
-// A call that injects a fault returns once the fault is in force; if it fails, it leaves no fault behind.
+// A call that injects a fault returns once it is in force; if it fails, it leaves no fault behind.
 package faults
 
 import (

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Lock is the lock under test; [FromLocker] adapts a *dlock.Locker.
+// Lock is the lock under test.
 type Lock interface {
 	Acquire(ctx context.Context, key string) (Lease, error)
 	TryAcquire(ctx context.Context, key string) (Lease, error) // wraps dlock.ErrHeld if another holder has the lock
@@ -66,8 +66,8 @@ type Grant struct {
 	Until   time.Time       // as Lease.Until; zero: unknown, and hazards don't run
 	Lost    <-chan struct{} // closed when the lease is lost. Nil: the library doesn't say, and a timer ends the lease at Until
 	Release func(ctx context.Context) error
-	// Renew restarts the lease, and returns its new Until; Release may be called meanwhile. Nil: the library renews by itself, or
-	// not at all.
+	// Renew restarts the lease, and returns its new Until; Release may be called meanwhile. Nil: the library renews, or nobody
+	// does.
 	Renew func(ctx context.Context) (time.Time, error)
 }
 
@@ -182,7 +182,6 @@ func (l renewable) Renew(ctx context.Context) error {
 	return nil
 }
 
-// as wraps err with ours if it is theirs.
 func as(ours, theirs, err error) error {
 	if theirs != nil && errors.Is(err, theirs) {
 		return fmt.Errorf("%w: %w", ours, err)
@@ -231,7 +230,7 @@ func FromBackend(open func(ctx context.Context, s LockSpec) (dlock.Backend, erro
 	}
 }
 
-// renewEvery is a third of a short TTL, and a tenth of a long one, which then survives a stall of nine tenths.
+// renewEvery is a third of a short TTL, and a tenth of a long one, which survives a stall of nine tenths.
 func renewEvery(ttl time.Duration) time.Duration {
 	return min(ttl/3, max(ttl/10, 250*time.Millisecond))
 }

@@ -2,20 +2,19 @@
 // that breaks a promise.
 //
 // Clients, their connections and the servers live in one testing/synctest bubble. A schedule makes clients call the lock, one
-// call at a time, and injects faults: it freezes, kills and cuts off clients, loses and delays messages, repeats writes, ends
-// contexts, restarts servers. Each client has its own message latency, so no two events coincide, and with GOMAXPROCS=1 a
-// schedule always runs the same way. A connection delivers what is sent once and in order, as TCP does. A server executes a
-// request twice only if the client repeats it over another connection ([Report.Repeats]).
+// call at a time, and injects faults. Each client has its own message latency, so no two events coincide, and with GOMAXPROCS=1 a
+// schedule always runs the same way. Connections deliver once and in order, as TCP does; a server executes a request twice only
+// if the client repeats it over another connection ([Report.Repeats]).
 //
 // Grants are checked as they are made and the history after each step, see [Finding]. At the end all faults are lifted. Every
-// call must then return, and the lock must be granted to a new client, then to every live client that waits for it. A schedule
-// that breaks something is shrunk.
+// call must then return, and the lock must be granted to a new client, then to every live client that waits. A schedule that
+// breaks something is shrunk.
 //
 // Not covered: power loss of a server, and what happens while it is down; a process frozen between two instructions (a frozen
-// client's code still runs, but its messages stop in both directions); clocks that differ or are set back; a lease whose context
-// doesn't end when it is lost; other random backoffs; the effect of a lock on other keys; wrong errors after a fault of a server.
-// While a fault is in force, a dial fails at once, see [Client.Dial]. If a server lost its data or its clock jumped during a
-// lease, another lease may be granted beside it, with any token.
+// client's code runs, but its messages stop in both directions); clocks that differ or are set back; a lease whose context
+// doesn't end when it is lost; other random backoffs; effects on other keys; wrong errors after a fault of a server; dialing
+// while a fault is in force, see [Client.Dial]; a second grant, with any token, during a lease in which a server lost its data or
+// its clock jumped.
 //
 // The model is only an oracle: it has no network, clock or client code, where the defects are. pgregory.net/rapid would replace
 // only the 30 lines that shrink a schedule. Those also work on a schedule from a file, and have no time limit, so every machine
@@ -55,31 +54,31 @@ type System struct {
 	Serve func(t testing.TB) Server
 	// Open opens a client's lock, which connects by c.Dial to c.Addr. A lease may have a method Renew(context.Context) error.
 	Open func(c *Client) (scenarios.Lock, error)
-	// Store opens what a client's holders read and write, in the same way. [storetest.Judge] then checks its replies, not the
-	// history. By default all clients share one resource.Memory.
+	// Store opens what a client's holders read and write, likewise. [storetest.Judge] then checks its replies, instead of the
+	// history. Default: one resource.Memory for all clients.
 	Store func(c *Client) (resource.Store, error)
 	// Greeting is the number of messages each way that begin a connection.
 	Greeting int
-	// NoTokens says that the lock has no fencing tokens. Its holders don't read or write.
+	// NoTokens says that the lock has no fencing tokens; its holders don't read or write.
 	NoTokens bool
-	// Together is how many workers, from the first, are goroutines of one process that share leases. Their leases have a method
-	// Next() (token, seq uint64), as a dlock.Handle has. 0: each worker is a process of its own.
+	// Together is how many workers, from the first, are goroutines of one process. They share leases, which have a method Next()
+	// (token, seq uint64) like dlock.Handle's. 0: each worker is a process.
 	Together int
-	// Without lists faults that the lock doesn't promise to tolerate; schedules don't use them.
+	// Without lists faults that schedules don't use, because the lock doesn't promise to tolerate them.
 	Without []Verb
-	// Fencing is the fencing mode of the resource.Memory. Default: on.
+	// Fencing is the resource.Memory's mode. Default: on.
 	Fencing history.Fencing
-	// Gap says that a release is two requests, with a call of Client.Gap, if not nil, between them.
+	// Gap says that a release is two requests, and calls Client.Gap, if not nil, between them.
 	Gap bool
-	// Wait bounds the time from the end of all faults, or a grant, to the next grant. Default: two TTLs; half a TTL if there was
-	// no fault.
+	// Wait bounds the time from the end of all faults, or a grant, to the next grant. Default: two TTLs. Without a fault the
+	// bound is always half a TTL.
 	Wait time.Duration
 }
 
 // Server is one of a lock's servers, in this process.
 type Server interface {
 	Dial() (net.Conn, error)
-	// Restart closes all connections; with wipe it also deletes the data.
+	// Restart closes all connections; wipe deletes the data.
 	Restart(wipe bool)
 	// Jump sets the clock by which leases expire forward by d.
 	Jump(d time.Duration)
@@ -90,15 +89,15 @@ type Finding string
 
 // The findings. Corrupted and Impossible are about a history over resource.Memory, WrongAnswer is about System.Store.
 const (
-	TwoHolders   Finding = "two holders" // a client had the lock while another's lease lasted
-	TokenRegress Finding = "token"       // a grant's token was not greater than that of an earlier grant
-	LateRenewal  Finding = "renewal"     // a lease was renewed after another client had been granted the lock
-	LateRelease  Finding = "release"     // a release succeeded though another client had been granted the lock before
+	TwoHolders   Finding = "two holders" // a grant during another client's lease
+	TokenRegress Finding = "token"       // a token not greater than that of an earlier grant
+	LateRenewal  Finding = "renewal"     // a lease was renewed after a grant to another client
+	LateRelease  Finding = "release"     // a release succeeded after a grant to another client
 	Corrupted    Finding = "corrupted"   // the judge calls the history violated
-	Impossible   Finding = "impossible"  // the model has no run like it
+	Impossible   Finding = "impossible"  // the model has no such run
 	Stuck        Finding = "stuck"       // a client didn't get a free lock, or a call didn't return, see System.Wait
 	WrongError   Finding = "wrong error" // a call failed without a fault of its client or a server
-	WrongAnswer  Finding = "store"       // System.Store has broken a rule of resource.Store
+	WrongAnswer  Finding = "store"       // System.Store broke a rule of resource.Store
 )
 
 // Result is the outcome of a schedule.
@@ -128,8 +127,8 @@ func (sys *System) virtually(t *testing.T, f func(w *world)) {
 	synctest.Test(t, func(t *testing.T) { f(&world{sys: sys, t: t, slow: 1, settled: synctest.Wait}) })
 }
 
-// Replay runs a schedule in real time, on servers that Serve connects to. Leases and waits last slow times as long, so that short
-// stalls of the machine change nothing.
+// Replay runs a schedule in real time, on servers that Serve connects to. Leases and waits last slow times as long, to tolerate
+// stalls of the machine.
 func (sys *System) Replay(t *testing.T, s Schedule, slow int) Result {
 	t.Helper()
 	slower := *sys
@@ -137,7 +136,6 @@ func (sys *System) Replay(t *testing.T, s Schedule, slow int) Result {
 	return (&world{sys: &slower, t: t, slow: time.Duration(slow), settled: func() { time.Sleep(slower.TTL / 200) }}).run(s)
 }
 
-// world is one run.
 type world struct {
 	Result
 	sys     *System
@@ -147,7 +145,7 @@ type world struct {
 	shared  *process                      // of the workers that share leases
 	ttl     [MaxWorkers + 1]time.Duration // of workers with a TTL of their own; 0: System.TTL
 	data    *resource.Memory
-	memory  resource.Store              // data, observed
+	memory  resource.Store
 	slow    time.Duration               // a factor
 	settled func()                      // waits until only timers are pending
 	story   *story                      // nil unless a hazard is wanted, see Hazard
@@ -158,16 +156,16 @@ type world struct {
 	events  []history.Event
 	judged  int               // how many of events are judged
 	calls   []*storetest.Call // of System.Store
-	clock   int64             // of calls
-	served  bool              // a server has had a fault
+	clock   int64
+	served  bool
 	latest  int
-	drifted bool           // a server's clock has jumped. A lock must tolerate a first jump of 1 % of the usual TTL, as drift
+	drifted bool           // a server's clock has jumped. Locks must tolerate a first jump of 1 % of the usual TTL, as drift
 	forgot  time.Time      // when a server last lost data, or its clock jumped
-	top     resource.Fence // the greatest with which a grant began since a server last lost data
+	top     resource.Fence // the greatest at the start of a grant since a server last lost data
 }
 
-// settle is the time after each step: longer than all messages of a step take. The odd nanoseconds keep steps apart from what
-// clients do whole milliseconds after an earlier step.
+// settle is the time after each step: longer than its messages take. The odd nanoseconds keep steps apart from what clients do
+// whole milliseconds after an earlier step.
 const settle = 5*time.Millisecond + 101*time.Nanosecond
 
 func (w *world) serve(about history.Run) {
@@ -259,40 +257,39 @@ type process struct {
 	lock   scenarios.Lock
 	store  resource.Store
 	dead   bool
-	hit    bool // it or its network has had a fault
+	hit    bool
 }
 
-// worker is a goroutine of a process, with one call at a time.
 type worker struct {
 	*world
 	*process
 	name string
 
-	busy   string // the call in progress
+	busy   string
 	cancel context.CancelCauseFunc
-	ended  bool // the context of the call has ended
+	ended  bool
 
 	actor     string // the grant's holder in the history: A1, A2, ...
 	grants    int
-	grant     int             // the last one's number
-	called    time.Time       // when the last call began
-	overtaken bool            // another client had been granted the lock when it began
+	grant     int // the last one's number
+	called    time.Time
+	overtaken bool            // another client was granted the lock before it began
 	asked     time.Time       // when the call began that acquired or last renewed the lease
 	lease     scenarios.Lease // nil: it holds none
 	old       scenarios.Lease // the previous one
-	fence     resource.Fence  // of its next read or write
-	at        string          // the last call under the lease
+	fence     resource.Fence
+	at        string // the last call under the lease
 	ledger    string
 	release   bool // it has begun
 
 	said bool          // before-write is reported, see Play
 	gap  chan struct{} // closed when the release continues, see Play
 
-	last  func()               // sends the last write again
+	last  func()
 	crowd []context.CancelFunc // ends the waits of its goroutines
 
-	late bool   // the network will hold the next write
-	sent func() // delivers the held write
+	late bool // the network will hold the next write
+	sent func()
 }
 
 func (w *world) worker(i int) *worker {
@@ -333,7 +330,7 @@ func (w *world) step(st Step) {
 	w.quietly(st)
 }
 
-// begin does a step, except for what would let time pass or make the store decide: it returns that. w.mu is held.
+// begin does a step, except for what lets time pass or makes the store decide, which it returns. w.mu is held.
 func (w *world) begin(st Step) (now func()) {
 	switch st.Verb {
 	case Wait:
@@ -408,7 +405,7 @@ func (w *world) begin(st Step) (now func()) {
 	return now
 }
 
-// gather starts a crowd. Each goroutine has its own context, because the children of one context end in random order.
+// gather starts a crowd. Each goroutine has its own context: children of one context end in random order.
 func (k *worker) gather() {
 	for range crowd {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -431,10 +428,8 @@ func (k *worker) disperse() {
 	k.crowd = nil
 }
 
-// meet records that a step had an effect during a worker's call.
 func (w *world) meet(v Verb, call string) { w.met[string(v)+" "+call] = v }
 
-// fault applies a step to the worker's process or network.
 func (k *worker) fault(st Step) {
 	switch st.Verb {
 	case Pause:
@@ -552,7 +547,7 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 		k.last = func() { go func() { _ = send(context.WithoutCancel(ctx)) }() }
 		return send(ctx)
 	}
-	write := func() error { return send(context.WithoutCancel(ctx)) } // it may arrive after the call
+	write := func() error { return send(context.WithoutCancel(ctx)) }
 	done := make(chan error, 1)
 	k.mu.Lock()
 	k.last = func() { _ = write() }
@@ -575,7 +570,6 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	}
 }
 
-// request records a call to the store.
 func (k *worker) request(f resource.Fence, value []byte, send func() (resource.Record, error)) (resource.Record, error) {
 	k.mu.Lock()
 	k.clock++
@@ -590,7 +584,6 @@ func (k *worker) request(f resource.Fence, value []byte, send func() (resource.R
 	return rec, err
 }
 
-// next returns the fence of a worker's next call to the store.
 func (k *worker) next(lease scenarios.Lease) resource.Fence {
 	if h, ok := lease.(interface{ Next() (token, seq uint64) }); ok && k.sys.Together > 0 {
 		return resource.NewFence(h.Next())
@@ -607,7 +600,7 @@ func (k *worker) granted(lease scenarios.Lease) {
 	}
 	k.note("%s: granted %d", k.actor, lease.Fence())
 	k.lease, k.at, k.release, k.asked, k.fence = lease, "", false, k.called, resource.Fence{Token: lease.Fence()}
-	if !k.excused() && lease.Until().After(time.Now()) { // the grant of a lease that has ended, or that a server has forgotten, may arrive late
+	if !k.excused() && lease.Until().After(time.Now()) { // a grant may arrive after its lease has ended or was forgotten
 		k.latest++
 	}
 	k.grant = k.latest
@@ -645,7 +638,6 @@ func (k *worker) excused() bool {
 	return !began.After(k.forgot) && (!k.asked.After(k.forgot) || k.sys.Together > 0)
 }
 
-// event records a worker's report.
 func (k *worker) event(name string, err error, set func(*history.Event)) {
 	e := history.Event{Actor: k.actor, Kind: history.KindReport, Name: name, Token: k.lease.Fence()}
 	if err != nil {
@@ -660,10 +652,9 @@ func (k *worker) event(name string, err error, set func(*history.Event)) {
 	}
 }
 
-// finished checks and records the outcome of a call.
 func (k *worker) finished(what string, err error) {
 	if k.dead {
-		return // nobody learns of it
+		return
 	}
 	sound := err != nil && !k.ended && !k.hit && !k.served // nothing explains an error
 	stale, refused := errors.AsType[*resource.StaleTokenError](err)
@@ -697,7 +688,7 @@ func (k *worker) finished(what string, err error) {
 			}
 		case sound, k.sys.Store == nil && !k.ended:
 			k.found(WrongError, "%s: %s: %v", k.actor, what, err)
-		case k.sys.Store == nil: // it repeats other calls
+		case k.sys.Store == nil:
 			k.at = "write"
 		}
 	case "release":
@@ -737,7 +728,7 @@ func (k *worker) finished(what string, err error) {
 				k.found(LateRenewal, "%s has renewed its lease though another has been granted the lock since", k.actor)
 			}
 		}
-		if sound && k.client.TTL == k.sys.TTL && k.lease.Until().After(time.Now()) { // a lock may be able to renew a shorter lease only a few times
+		if sound && k.client.TTL == k.sys.TTL && k.lease.Until().After(time.Now()) { // a lock may renew a shorter lease only a few times
 			k.found(WrongError, "%s: renew: %v", k.actor, err)
 		}
 	}
@@ -809,7 +800,6 @@ func (w *world) lift() (alive []*worker) {
 	return alive
 }
 
-// finish lets calls return, and releases leases one by one.
 func (w *world) finish(workers []*worker) bool {
 	return w.await(func() (pending *worker) {
 		releases := slices.ContainsFunc(workers, func(k *worker) bool { return k.busy == "release" })
@@ -830,12 +820,12 @@ func (w *world) finish(workers []*worker) bool {
 	})
 }
 
-// probe makes a new client acquire the lock, then the workers, which wait for it.
+// probe makes a new client acquire the lock, then the waiting workers.
 func (w *world) probe(alive []*worker) {
 	w.mu.Lock()
 	fresh := w.worker(MaxWorkers)
 	w.mu.Unlock()
-	// Several calls may be needed: after many failures go-redis, for example, fails for another second.
+	// After many failures go-redis, for example, fails for another second.
 	if !w.callUntil(fresh, func() bool { return fresh.lease != nil }) {
 		return
 	}
@@ -867,7 +857,6 @@ func (w *world) probe(alive []*worker) {
 	})
 }
 
-// asks makes a worker read and write, and checks the store's replies.
 func (w *world) asks(k *worker) {
 	w.callUntil(k, func() bool { return k.at == "write" })
 	w.mu.Lock()
@@ -877,7 +866,6 @@ func (w *world) asks(k *worker) {
 	}
 }
 
-// callUntil makes a worker call until done, and reports whether that happened.
 func (w *world) callUntil(k *worker, done func() bool) bool {
 	return w.await(func() *worker {
 		switch {
@@ -919,7 +907,7 @@ func (w *world) await(pending func() *worker) bool {
 	}
 }
 
-// quietly does a step without adding it to the trace.
+// quietly does a step without tracing it.
 func (w *world) quietly(st Step) {
 	w.mu.Lock()
 	now := w.begin(st)
@@ -929,7 +917,7 @@ func (w *world) quietly(st Step) {
 	}
 }
 
-// modelled reports whether the model covers the whole history: few workers, none of which failed, and a token for each grant.
+// modelled reports whether the model covers the whole history: few workers, no failures, a token for each grant.
 func (w *world) modelled() bool {
 	if w.sys.NoTokens || w.sys.Together > 0 || w.sys.Store != nil {
 		return false

@@ -9,7 +9,6 @@ import (
 	"time"
 )
 
-// flow is what happens to messages in one direction.
 type flow int
 
 const (
@@ -18,26 +17,26 @@ const (
 	lose      // drop; when the direction passes again the client's end is closed, since the stream has a hole
 )
 
-// Client is the network of one process to the servers, with the faults of the schedule.
+// Client is one process's network to the servers, with the schedule's faults.
 type Client struct {
 	Name string
 	TTL  time.Duration // of leases
-	// Gap, if not nil, is called between the requests of a release that isn't atomic.
+	// Gap, if not nil, is called between the requests of a non-atomic release.
 	Gap func() error
 
 	dial     func(server int) (net.Conn, error)
 	greeting int           // messages each way
-	latency  time.Duration // of each message; each client has its own, so that no two events coincide
+	latency  time.Duration // each client has its own, so that no two events coincide
 
 	mu      sync.Mutex
 	dead    bool
-	frozen  bool    // what it sends stays in the process, what is sent to it stays in the network
+	frozen  bool    // what it sends stays in the process, what is sent to it in the network
 	freeze  int     // requests until it freezes; 0: never
 	flows   []fault // by server
-	conns   []*conn // in the order of opening
+	conns   []*conn
 	opened  int
-	asked   map[string]bool // requests of closed connections without a reply yet
-	repeats int             // of these, sent again on another: the server may execute them twice
+	asked   map[string]bool // requests of closed connections that had no reply
+	repeats int             // of these, sent again: the server may execute them twice
 	change  chan struct{}
 }
 
@@ -52,10 +51,9 @@ func newClient(servers int, dial func(server int) (net.Conn, error)) *Client {
 	return &Client{flows: make([]fault, servers), change: make(chan struct{}), asked: map[string]bool{}, dial: dial}
 }
 
-// fault is the flow between the client and a server, by direction.
 type fault struct {
 	flow  [2]flow
-	after [2]int // messages that pass first
+	after [2]int
 }
 
 func (f *fault) inForce(dir int) flow {
@@ -79,8 +77,7 @@ func (c *Client) Addr(server int) string {
 }
 
 // Dial connects to the server at addr. Under a fault it fails at once: a client library may hold a mutex while it connects, and
-// in a bubble no time passes while another goroutine waits for a mutex. For the same reason the messages of the greeting take no
-// time.
+// in a bubble no time passes while a goroutine waits for a mutex. For the same reason the greeting's messages take no time.
 func (c *Client) Dial(_ context.Context, _, addr string) (net.Conn, error) {
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -111,7 +108,7 @@ func (c *Client) Dial(_ context.Context, _, addr string) (net.Conn, error) {
 	return clientEnd{ours, k.latency}, nil
 }
 
-// clientEnd sets deadlines slightly later than a context's timer for the same time; otherwise either could be first.
+// clientEnd sets deadlines slightly later, since otherwise they would race with a context's timer for the same time.
 type clientEnd struct {
 	net.Conn
 	later time.Duration
@@ -128,23 +125,22 @@ type conn struct {
 	c       *Client
 	server  int
 	latency time.Duration
-	ends    [2]net.Conn  // the client's, the server's
-	queues  [2][]message // by direction
+	ends    [2]net.Conn
+	queues  [2][]message
 	broken  bool
 	closed  bool
-	asked   []byte // the last request that has no reply yet
-	// greeting counts, by direction, the messages left of the client's greeting.
+	asked   []byte // the last request, until a reply
+	// greeting counts the messages left of the client's greeting, by direction.
 	greeting [2]int
 }
 
 type message struct {
 	bytes    []byte // nil: end of the stream
-	held     bool   // until the direction passes again
-	unsent   bool   // held in a frozen process
+	held     bool
+	unsent   bool // held in a frozen process
 	greeting bool
 }
 
-// read queues what arrives from a direction's source.
 func (k *conn) read(dir int) {
 	for buf := make([]byte, 1<<13); ; {
 		n, err := k.ends[dir].Read(buf)
@@ -197,8 +193,8 @@ func (k *conn) arrive(dir int, b []byte) {
 	c.changed()
 }
 
-// write forwards messages from a direction's queue. What the server sends on a connection that the client has closed is dropped:
-// requests of that client may still be in the network.
+// write forwards messages from a direction's queue. It drops what the server sends on a connection that the client has closed,
+// and goes on: that client's requests may still be in the network.
 func (k *conn) write(dir int) {
 	for {
 		m, ok := k.next(dir)
@@ -222,7 +218,7 @@ func (k *conn) write(dir int) {
 	k.close()
 }
 
-// next waits for a direction's next message. It returns false when the connection is closed.
+// next waits for a message. It returns false when the connection is closed.
 func (k *conn) next(dir int) (message, bool) {
 	c := k.c
 	for {
@@ -258,7 +254,7 @@ func (k *conn) close() {
 	_ = k.ends[1].Close()
 }
 
-// changed wakes waiting goroutines. c.mu is held.
+// c.mu is held.
 func (c *Client) changed() {
 	close(c.change)
 	c.change = make(chan struct{})
@@ -282,7 +278,6 @@ func (c *Client) fault(server, dir int, f flow, n int) {
 	})
 }
 
-// mend ends the faults of all directions.
 func (c *Client) mend() {
 	c.set(func() { clear(c.flows) })
 	c.closeIf(func(k *conn) bool { return k.broken })
@@ -294,7 +289,7 @@ func (c *Client) isFrozen() bool {
 	return c.frozen
 }
 
-// closeIf closes the client's end of connections. What the client has sent still arrives.
+// closeIf closes the client's end of connections. What was sent still arrives.
 func (c *Client) closeIf(is func(*conn) bool) {
 	c.mu.Lock()
 	var all []*conn
@@ -310,7 +305,6 @@ func (c *Client) closeIf(is func(*conn) bool) {
 	}
 }
 
-// kill ends the client's process: it sends nothing more.
 func (c *Client) kill() {
 	c.set(func() {
 		c.dead, c.frozen, c.freeze = true, false, 0

@@ -15,30 +15,30 @@ type Verb string
 // The verbs. A step that its worker's state doesn't allow does nothing, so any part of a schedule is a schedule. For cut, deafen,
 // hold and lag, the fault begins after N more messages, and no new connection can be made while it lasts.
 const (
-	Run       Verb = "run"       // the worker makes its next call: acquire, fenced read, write, release
-	Try       Verb = "try"       // the worker acquires without waiting
-	Renew     Verb = "renew"     // the worker renews its lease
-	Release   Verb = "release"   // the worker releases the lock, whatever it has done
-	Rerelease Verb = "rerelease" // the worker releases its previous lease again
-	Crowd     Verb = "crowd"     // twelve more goroutines of the worker's process acquire the lock, and release it at once
-	Cancel    Verb = "cancel"    // the contexts of the worker's call and of its crowd end
-	Kill      Verb = "kill"      // the worker's process dies
-	Pause     Verb = "pause"     // nothing enters or leaves the worker's process, once N more requests have left
-	Resume    Verb = "resume"    //
-	Cut       Verb = "cut"       // requests are lost
-	Deafen    Verb = "deafen"    // replies are lost
-	Hold      Verb = "hold"      // the network holds requests
-	Lag       Verb = "lag"       // the network holds replies
-	Mend      Verb = "mend"      // ends cut, deafen, hold and lag: held messages arrive, connections that lost a message are closed
-	Reset     Verb = "reset"     // the worker's connections are closed
-	Late      Verb = "late"      // the network holds the worker's next write
-	Deliver   Verb = "deliver"   // a late write arrives
+	Run       Verb = "run" // the worker makes its next call: acquire, fenced read, write, release
+	Try       Verb = "try" // acquires without waiting
+	Renew     Verb = "renew"
+	Release   Verb = "release"   // releases the lock, whatever the worker has done
+	Rerelease Verb = "rerelease" // releases the previous lease again
+	Crowd     Verb = "crowd"     // twelve more goroutines of the process acquire the lock, and release it at once
+	Cancel    Verb = "cancel"    // ends the contexts of the worker's call and of its crowd
+	Kill      Verb = "kill"
+	Pause     Verb = "pause"  // nothing enters or leaves the process, once N more requests have left
+	Resume    Verb = "resume" //
+	Cut       Verb = "cut"    // requests are lost
+	Deafen    Verb = "deafen" // replies are lost
+	Hold      Verb = "hold"   // the network holds requests
+	Lag       Verb = "lag"    // the network holds replies
+	Mend      Verb = "mend"   // ends cut, deafen, hold and lag: held messages arrive, connections that lost a message are closed
+	Reset     Verb = "reset"  // closes the worker's connections
+	Late      Verb = "late"   // the network holds the worker's next write
+	Deliver   Verb = "deliver"
 	Duplicate Verb = "duplicate" // the worker's last write arrives again
-	Restart   Verb = "restart"   // a server restarts with its data
-	Wipe      Verb = "wipe"      // a server restarts without its data
-	Jump      Verb = "jump"      // a server's clock jumps forward by For
-	Wait      Verb = "wait"      // time passes
-	TTL       Verb = "ttl"       // the worker's process has leases of For; it must not have done anything yet
+	Restart   Verb = "restart"   // of a server, which keeps its data
+	Wipe      Verb = "wipe"      // a restart without the data
+	Jump      Verb = "jump"      // sets a server's clock forward by For
+	Wait      Verb = "wait"
+	TTL       Verb = "ttl" // sets the TTL of the worker's process, which must not have done anything yet
 )
 
 // Step is one step of a [Schedule].
@@ -46,14 +46,14 @@ type Step struct {
 	Verb   Verb
 	Worker int           // not of restart, wipe, jump and wait
 	Server int           // of restart, wipe and jump; of cut, deafen, hold and lag: one server, or All
-	N      int           // of cut, deafen, hold, lag and pause: how many messages pass first
+	N      int           // of cut, deafen, hold, lag and pause: messages that pass first
 	For    time.Duration // of wait, jump and ttl
 }
 
 // All means every server.
 const All = -1
 
-// Schedule is a list of steps, run in order.
+// Schedule is a list of steps.
 type Schedule []Step
 
 // String returns the schedule as text for [Parse], one step a line.
@@ -126,7 +126,6 @@ func parseStep(words []string) (Step, error) {
 	return st, nil
 }
 
-// set parses an argument and reports whether it is valid.
 func (st *Step) set(arg, word string) bool {
 	var err error
 	switch arg {
@@ -146,7 +145,7 @@ func (st *Step) set(arg, word string) bool {
 // MaxWorkers is the maximum number of workers in a schedule.
 const MaxWorkers = 5
 
-// letter is a verb, its arguments (optional ones in brackets), and its frequency.
+// letter is a verb, its arguments (optional ones in brackets) and its frequency.
 type letter struct {
 	Verb
 	takes  string
@@ -193,8 +192,8 @@ func Verbs() []Verb {
 	return all
 }
 
-// Random returns a schedule of about n steps, determined by the seed. Half of it is single steps, half is episodes: a fault hits
-// a worker during a call, time passes, others make their calls, the fault ends.
+// Random returns a schedule of about n steps, determined by the seed. Half of it is episodes: a fault hits a worker during a
+// call, time passes, others make their calls, the fault ends.
 func (sys *System) Random(seed uint64, n int) Schedule {
 	g := generator{System: sys, Rand: rand.New(rand.NewPCG(seed, 0))}
 	g.workers = 2 + g.IntN(2)
@@ -236,7 +235,7 @@ type generator struct {
 	letters []letter
 }
 
-// pick returns a random verb, if any are given one of those; Run if the schedule uses none of them.
+// pick returns a random verb, of those given if any; Run if the schedule uses none of them.
 func (g *generator) pick(of ...Verb) Verb {
 	letters := slices.DeleteFunc(slices.Clone(g.letters), func(l letter) bool { return len(of) > 0 && !slices.Contains(of, l.Verb) })
 	total := 0
@@ -289,7 +288,6 @@ func (g *generator) episode() Schedule {
 	return s
 }
 
-// clean clears the fields that a step's verb doesn't use.
 func (s Schedule) clean() Schedule {
 	for i, st := range s {
 		s[i], _ = parseStep(strings.Fields(st.String()))

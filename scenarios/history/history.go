@@ -19,7 +19,7 @@ type Fencing string
 const (
 	FencingOff    Fencing = "off"    // the resource accepts everything
 	FencingWrites Fencing = "writes" // writes carry the token, reads don't
-	FencingOn     Fencing = "on"     // reads carry it too
+	FencingOn     Fencing = "on"     // reads carry the token too, and raise the fence
 )
 
 // Kind is an [Event]'s kind.
@@ -27,24 +27,24 @@ type Kind string
 
 // The kinds of events.
 const (
-	KindRun      Kind = "run"      // first; Run
+	KindRun      Kind = "run"
 	KindReport   Kind = "report"   // of a worker: a checkpoint or an outcome; Name
 	KindFault    Kind = "fault"    // injected or undone by the controller; Name and Target
 	KindDecision Kind = "decision" // of the resource; Op, Token, Seq, Seen, Accepted, Value
 	KindDoubt    Kind = "doubt"    // times show that the hazard did not happen; Detail
 	KindFinal    Kind = "final"    // the resource's value after the run; Value, Seen
-	KindEnd      Kind = "end"      // last: the history is complete
+	KindEnd      Kind = "end"
 )
 
 // Names of reports.
 const (
-	Held        = "held"         // a try found the lock held
-	Acquired    = "acquired"     // Token, TTL and Until are set
-	Read        = "read"         // Value is set
-	ReadStale   = "read-stale"   // the fenced read was refused
-	Checked     = "checked"      // the worker's lease was still held
-	BeforeWrite = "before-write" // the new value is computed
-	Sent        = "sent"         // the worker is about to write, and the network will hold the write
+	Held        = "held"       // a try found the lock held
+	Acquired    = "acquired"   // Token, TTL and Until are set
+	Read        = "read"       // Value is set
+	ReadStale   = "read-stale" // the fenced read was refused
+	Checked     = "checked"    // the worker's lease was still held
+	BeforeWrite = "before-write"
+	Sent        = "sent" // about to write, and the network will hold the write
 	Wrote       = "wrote"
 	WriteStale  = "write-stale"
 	ReleaseGap  = "release-gap"  // between the check and the delete of a non-atomic release
@@ -98,7 +98,7 @@ type Run struct {
 	TTL      Duration `json:"ttl"`     // of the victim
 	Pause    Duration `json:"pause"`   // minimum duration of a freeze; 0: until its undo
 	Workers  []string `json:"workers"` // in the order of their first step
-	// Keys are the ledgers, if there are several.
+	// Keys are the ledgers, if several.
 	Keys []string `json:"keys,omitempty"`
 	// TokensLost says that the hazard makes tokens regress.
 	TokensLost bool   `json:"tokens_lost,omitempty"`

@@ -21,7 +21,7 @@ func cutLast(ledger string) (rest, entry string, ok bool) {
 	return lines[:i], lines[i:], ok && lines[i:] != ""
 }
 
-// fence deliberately repeats package resource's comparison: the judge must not share defects with the code it judges.
+// fence repeats package resource's comparison, so that the judge doesn't share its defects.
 type fence struct{ token, seq uint64 }
 
 func (f fence) after(g fence) bool {
@@ -42,7 +42,7 @@ func (f fence) String() string {
 	return fmt.Sprintf("%d.%d", f.token, f.seq)
 }
 
-// Judge judges a history. It derives the greatest fence and the ledger from the resource's decisions. It ignores times: the
+// Judge judges a history. It derives the greatest fence and the ledger from the resource's decisions, and ignores times: the
 // runner has recorded what they show as events.
 //
 // Violated, unless fencing is off and the history says that the hazard did not happen:
@@ -59,13 +59,11 @@ func (f fence) String() string {
 //   - a worker has failed or not ended;
 //   - there are fewer than two grants, grants of different locks, a grant to a worker that has the lock, or no accepted write;
 //   - the hazard did not happen: no holder acted after its successor's grant or was killed before it, or the history says so;
-//   - tokens don't grow (or do, if the hazard is that they regress), are used without their grant, or are missing from a grant, with
-//     fencing on or if others have one;
+//   - tokens don't grow (or do, if the hazard is that they regress), are used without their grant, or are missing from a grant,
+//     with fencing on or if others have one;
 //   - the resource checked a fence that the mode doesn't check, or the reverse, or refused what the rule admits;
 //   - an accepted write is not the last ledger plus one entry, or a ledger is not the expected one;
 //   - decisions are missing that a worker's report, the resource's fence or its count of refusals implies.
-//
-// Otherwise safe.
 func Judge(events []Event) Result {
 	j := judge{
 		keys: map[string]*keyState{}, ended: map[string]bool{}, holders: map[holder]bool{}, holding: map[string]bool{},
@@ -94,8 +92,8 @@ type judge struct {
 
 	fencing Fencing
 	keys    map[string]*keyState
-	ended   map[string]bool // by worker
-	lock    string          // of the last grant, if known
+	ended   map[string]bool
+	lock    string // of the last grant
 	granted int
 	grants  []uint64 // the grants' tokens, in order, without zeros
 	holders map[holder]bool
@@ -122,15 +120,15 @@ type answer struct {
 	op       string
 	token    uint64
 	accepted bool
-	ledger   string // if accepted
+	ledger   string
 }
 
 type keyState struct {
 	max     fence
-	ledger  string // of the last accepted write
+	ledger  string
 	written bool
 	refused map[string]bool // entries refused, and not accepted since
-	gap     bool            // an accepted decision is missing
+	gap     bool
 	final   bool
 }
 
@@ -296,7 +294,6 @@ func (j *judge) grant(e *Event) {
 	j.last = e.Actor
 }
 
-// told matches a report with an earlier decision.
 func (j *judge) told(e *Event, a answer) {
 	if (a.op == "read" || j.fencing == FencingOff) && j.answers[a] == 0 {
 		a.token = 0 // unfenced reads and clients without fencing send none
@@ -361,7 +358,6 @@ func (j *judge) decision(e *Event) {
 	}
 }
 
-// knows compares the resource's greatest fence with the judge's.
 func (j *judge) knows(k *keyState, said fence) {
 	switch {
 	case said == k.max:

@@ -33,7 +33,7 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 		}
 	}
 	if len(keys) == 0 {
-		keys[""] = true // grants can be followed even without a key
+		keys[""] = true
 	}
 	r.Entries, r.tokens, r.alone = slices.Sorted(maps.Keys(entries)), slices.Sorted(maps.Keys(tokens)), len(keys) == 1
 	r.Tokens = len(tokens) - 1
@@ -54,7 +54,7 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 type replay struct {
 	Config
 	key     string
-	alone   bool     // there is no other key: workers' reports are about it
+	alone   bool     // the only key: workers' reports are about it
 	told    bool     // the store got tokens
 	tokens  []uint64 // the model uses their ranks
 	workers []string
@@ -107,8 +107,8 @@ func kills(e *history.Event) bool {
 	return e.Kind == history.KindFault && f.State == history.Down
 }
 
-// explain adds to next the states that e may lead to from p. Only expiry and sending happen without an event, and no sooner than
-// they matter: to a grant or a release, and to a decision.
+// explain adds to next the states that e may lead to from p. Expiry and sending happen without an event, but only when they
+// matter: before a grant or a release, and before a decision.
 func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 	heard := p // possible changes unreported
 	ok, wanted := r.possible(e, &heard)

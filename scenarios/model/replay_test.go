@@ -47,8 +47,8 @@ func TestRecordedHistories(t *testing.T) {
 	}
 }
 
-// The golden file says from which event on the model forbids a hand-made history. It allows the safe ones, and forbids those
-// violated with fencing on.
+// The golden file says from which event on the model forbids a history. It allows safe ones, and forbids those violated with
+// fencing on.
 func TestHandMadeHistories(t *testing.T) {
 	files, err := filepath.Glob("../../testdata/histories/*.jsonl")
 	require.NoError(t, err)
@@ -171,7 +171,7 @@ const damage = EntryLost | StaleWrite
 
 var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// The model allows its own runs, the judge finds the same violations, and with all guards and fencing on there are none.
+// The judge finds the same violations as the model, and with all guards and fencing on there are none.
 func TestRandomRuns(t *testing.T) {
 	found := map[bool]int{}
 	for _, f := range modes {
@@ -252,8 +252,8 @@ func TestDefectiveStores(t *testing.T) {
 	}
 }
 
-// Dropping an event must not turn a violated history safe, and must turn a safe one inconclusive if the verdict rests on the
-// event. That needs reports of everything.
+// Without an event a violated history must not be safe, nor a safe one if the verdict rests on the event. That needs reports of
+// everything.
 func TestDroppedEvents(t *testing.T) {
 	found := map[history.Verdict]int{}
 	for _, f := range modes {
