@@ -55,9 +55,8 @@ func (l *Link) Cut(ctx context.Context) (Heal, error) {
 	return inject(ctx, "cut", l.both(drop, 0)...)
 }
 
-// LoseReplies discards the server's bytes: requests are applied, but no client learns of it. In force means that no byte leaves
-// the link for a client. It fails if a client's socket accepts nothing for 10 s. The heal closes every connection accepted
-// before, because its stream may have a hole; it returns when those pass nothing and new ones work.
+// LoseReplies discards the server's bytes: requests are applied, but no client learns of it. The heal closes every connection
+// accepted before, because its stream may have a hole; it returns when those pass nothing and new ones work.
 func (l *Link) LoseReplies(ctx context.Context) (Heal, error) {
 	return inject(ctx, "lose replies", effect{l.replies, drop, 0})
 }
@@ -96,9 +95,8 @@ func (l *Link) loseFrom(ctx context.Context, name string, d *direction, n int) (
 	}), nil
 }
 
-// HoldRequests holds the clients' bytes, like a network that delivers late. In force means that no byte leaves the link for the
-// server. Clients notice nothing, and their bytes stay held even if they close the connection or die. It fails if the server's
-// socket accepts nothing for 10 s.
+// HoldRequests holds the clients' bytes, like a network that delivers late. Clients notice nothing, and their bytes stay held
+// even if they close the connection or die.
 //
 // The heal, deliver, forwards the held bytes, in order on each connection, and returns when they are written to the server's
 // socket: the server may not have read them yet. If the server is paused or gone, deliver waits until its ctx ends.
@@ -114,9 +112,8 @@ func (l *Link) AwaitHeld(ctx context.Context) error {
 	return nil
 }
 
-// DelayRequests delays the clients' bytes and the end of their streams by at least d, without loss or reordering. In force means
-// that no byte leaves the link for the server less than d after the link read it. It fails if the server's socket accepts nothing
-// for 10 s. The heal forwards delayed bytes at once, in order, and returns when they are written to the server's socket.
+// DelayRequests delays the clients' bytes and the end of their streams by at least d after the link read them, without loss or
+// reordering. The heal forwards delayed bytes at once, in order, and returns when they are written to the server's socket.
 func (l *Link) DelayRequests(ctx context.Context, d time.Duration) (Heal, error) {
 	return late(ctx, "delay requests", d, effect{l.requests, delay, d})
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/Shopify/toxiproxy/v2/stream"
 )
 
-// NewMemoryLink returns a link to a server in this process: dial connects to it, and clients connect with [Link.Dial]. There are
-// no sockets, so it also works in a bubble of testing/synctest, in virtual time. There are no buffers either: a write returns
-// when the other side has read its bytes. [Link.Addr] returns addr.
+// NewMemoryLink returns a link to a server in this process: dial connects to it, and clients connect with [Link.Dial]. It has no
+// sockets, so it works in virtual time, in a bubble of testing/synctest, and no buffers: a write returns when the other side has
+// read its bytes. [Link.Addr] returns addr.
 func NewMemoryLink(addr string, dial func() (net.Conn, error)) (*Link, error) {
 	l, err := newLink(addr, addr)
 	if err != nil {
@@ -23,7 +23,6 @@ func NewMemoryLink(addr string, dial func() (net.Conn, error)) (*Link, error) {
 	return l, nil
 }
 
-// memory replaces the proxy's listener and connections.
 type memory struct {
 	dial func() (net.Conn, error)
 

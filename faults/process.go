@@ -13,8 +13,8 @@ import (
 // SIGCONT and returns when no thread is stopped; if the process has died, the error matches os.ErrProcessDone. On Linux it never
 // signals a later process with the same pid.
 //
-// Pause refuses, without a signal: a pid below 2, the calling process, a dead process or zombie (os.ErrProcessDone), another
-// user's (os.ErrPermission), and a process that is already stopped.
+// Pause refuses a pid below 2, the calling process, a dead process or zombie (os.ErrProcessDone), another user's
+// (os.ErrPermission), and a process that is already stopped, and doesn't signal them.
 func Pause(ctx context.Context, pid int) (Heal, error) {
 	p, err := find(ctx, pid)
 	if err != nil {
@@ -74,7 +74,7 @@ func Kill(ctx context.Context, pid int) error {
 	return nil
 }
 
-// pollEvery: the kernel reports stops only to the parent, so others must poll.
+// pollEvery is the interval of reading a process's state: the kernel reports stops only to the parent.
 const pollEvery = 500 * time.Microsecond
 
 // process is a target. On Linux its handle is a pidfd.
@@ -126,7 +126,7 @@ func (p *process) threads(ctx context.Context) (threads, error) {
 	if err != nil {
 		return threads{}, err
 	}
-	// Check after reading: the pid can't be reused until the handle's process is reaped.
+	// Checked after reading: the pid can't be reused until the handle's process is reaped.
 	switch err := p.handle.Signal(syscall.Signal(0)); {
 	case errors.Is(err, os.ErrProcessDone):
 		return threads{}, nil

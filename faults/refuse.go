@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// undoTimeout is how long a failed Refuse waits for its undo, which then continues in the background.
+// undoTimeout bounds the wait for a failed Refuse's undo, which then continues in the background.
 const undoTimeout = time.Second
 
 // Refuse is a partition that clients detect at once. In force means that every connection is closed on both sides, bytes on their

@@ -30,7 +30,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Names of stores that openStore opens.
 const (
 	own          = "mine"        // without an address; loses everything in a crash
 	ownNoBare    = "plain files" // without an address; always fenced
@@ -109,7 +108,6 @@ type full struct{ resource.Overwriter }
 
 func (full) Write(context.Context, string, resource.Fence, []byte) error { return syscall.ENOSPC }
 
-// onServer returns a user's store on a server.
 func onServer(name string, redis *testbed.Server) *scenarios.Store {
 	s := open.OnServer(stores.Redis, redis)
 	s.Name, s.Server, s.Open = name, "", openStore
@@ -156,7 +154,7 @@ func TestOwnStore(t *testing.T) {
 	}
 }
 
-// Refusals are counted from the last start of the server or resource.
+// Refusals are counted from the last start.
 func TestRefusedBeforeACrash(t *testing.T) {
 	for _, store := range []*scenarios.Store{onredis.Bolt, onServer(own, durableRedis(t))} {
 		r := onRedis(sharedRedis(t))
@@ -391,7 +389,7 @@ const (
 	envHelpers = "FENCELAB_TEST_OWN_HELPERS" // a file for their process ids, one a line
 )
 
-// openLock opens a lock with the defect that the variant names.
+// openLock opens a lock with the variant's defect.
 func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	what := s.Variant
 	if !strings.HasPrefix(what, "test-") {
@@ -428,7 +426,7 @@ func race() {
 	<-done
 }
 
-// startHelpers starts two processes that outlive this one and share its output; the second has a session of its own.
+// startHelpers starts two processes that outlive this one and share its output; the second has its own session.
 func startHelpers() error {
 	pids, err := os.OpenFile(os.Getenv(envHelpers), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -573,7 +571,6 @@ func TestLockWithoutTokens(t *testing.T) {
 	require.Equal(t, withoutTokens(t, "PauseExceedsTTL"), history.Trace(o.Events))
 }
 
-// withoutTokens returns the golden trace with fencing off, changed for a lock without tokens.
 func withoutTokens(t *testing.T, name string) []string {
 	t.Helper()
 	text := regexp.MustCompile(`(?m)^(\w+ acquired) #\d$`).ReplaceAllString(hazard(t, name).Traces["off"], "$1 none")

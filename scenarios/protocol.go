@@ -19,8 +19,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Workers and the resource are this binary, started again with a childSpec in the environment. They send messages, as JSON lines,
-// and wait for lines: a worker at each checkpoint, the resource for sync requests.
+// Workers and the resource are this binary, started again with a childSpec in the environment. They send messages as JSON lines.
+// A worker waits for a line at each checkpoint, the resource for sync requests.
 
 const childEnv = "FENCELAB_SCENARIO_CHILD"
 
@@ -31,14 +31,14 @@ const (
 )
 
 type childSpec struct {
-	Name    string // a worker's name, or Resource
+	Name    string
 	Fencing history.Fencing
 
 	Lock   LockSpec
 	Keys   []string // the ledgers; the first is the lock's too
 	URL    string   // of the resource; of the store if Direct
 	Direct bool
-	Store  string // Store.Name, for the resource and for a worker that is Direct
+	Store  string // Store.Name, for the resource and for a Direct worker
 	Sent   bool
 	Worker Worker
 
@@ -51,9 +51,9 @@ type childSpec struct {
 type message struct {
 	Event  *history.Event `json:",omitempty"`
 	Stops  bool           `json:",omitempty"`
-	Synced bool           `json:",omitempty"` // the resource's reply to a sync, after all earlier decisions
+	Synced bool           `json:",omitempty"` // the reply to a sync, after all earlier decisions
 
-	Error       string `json:",omitempty"` // why the resource can't be served
+	Error       string `json:",omitempty"`
 	Unsupported bool   `json:",omitempty"` // Error matches errors.ErrUnsupported
 }
 
@@ -66,7 +66,7 @@ func IsChildReady() bool { return childReady.Load() }
 // open opens the lock under test.
 func Child(open Open) { ChildWithStore(open, nil) }
 
-// ChildWithStore is [Child] for runs over your own [Store], which it opens with store.
+// ChildWithStore is [Child] for runs over your own [Store].
 func ChildWithStore(open Open, store OpenStore) {
 	childReady.Store(true)
 	text, ok := os.LookupEnv(childEnv)
@@ -115,7 +115,7 @@ func (p *pipe) wait() error {
 	return nil
 }
 
-// report reports e, and if stops, waits for the controller.
+// report reports e and, if stops, waits for the controller.
 func (p *pipe) report(e history.Event, stops bool) error {
 	e.Time, e.Kind = time.Now(), history.KindReport
 	err := p.send(message{Event: &e, Stops: stops})

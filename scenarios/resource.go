@@ -27,11 +27,11 @@ type target interface {
 	// url is the address for workers, through link if not empty.
 	url(link string) string
 	hostPort() string
-	// sync reports new decisions. told is the worker's report that comes next, or nil.
+	// sync reports new decisions. told is the worker's next report, or nil.
 	sync(ctx context.Context, told *history.Event) error
 	kill(ctx context.Context) error
 	restart(ctx context.Context) error
-	// final returns the ledgers, and the number of refusals since the last start.
+	// refused counts from the last start.
 	final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error)
 	end(ctx context.Context) error
 	close() error
@@ -76,7 +76,7 @@ func (h *httpResource) restart(context.Context) error {
 	return err
 }
 
-// sync gets the resource's decisions, which must be recorded before workers' reports of them.
+// sync gets the resource's decisions, to be recorded before workers' reports of them.
 func (h *httpResource) sync(ctx context.Context, _ *history.Event) error {
 	if h.process == nil {
 		return nil
@@ -195,7 +195,7 @@ func resourceProcess(spec *childSpec, p *pipe, own OpenStore) error {
 	store, err := resourceStore(context.Background(), spec, own)
 	if err != nil {
 		err = errors.Join(p.send(message{Error: err.Error(), Unsupported: errors.Is(err, errors.ErrUnsupported)}), listener.Close())
-		_ = p.wait() // exiting before the first sync would break the controller's pipe before it reads the message
+		_ = p.wait() // exiting earlier would break the controller's pipe before it reads the message
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.Background())

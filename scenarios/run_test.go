@@ -32,7 +32,6 @@ func onRedis(redis *testbed.Server) *scenarios.Runner {
 	return &scenarios.Runner{Service: onredis.Service(redis), Store: onredis.Bolt}
 }
 
-// childrenOf lists the children of a process, including zombies.
 func childrenOf(pid int) []int {
 	var pids []int
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -96,7 +95,7 @@ func requireNothingLeft(t *testing.T) func() {
 	}
 }
 
-// schedule parses a hazard; commas separate the lines.
+// Commas separate the lines.
 func schedule(t *testing.T, lines string) scenarios.Scenario {
 	t.Helper()
 	s, err := scenarios.Parse("Test.txt", []byte("It happens.\n\n"+strings.ReplaceAll(lines, ", ", "\n")+"\n"))
@@ -355,7 +354,7 @@ func TestRunRefuses(t *testing.T) {
 	require.Equal(t, history.Inconclusive, o.Verdict)
 
 	s = hazard(t, "HolderPartitioned")
-	s.Workers = map[string]scenarios.Worker{"A": {Victim: true, Outlive: true, NoRenew: true}} // without renewal a lease ends without a cut
+	s.Workers = map[string]scenarios.Worker{"A": {Victim: true, Outlive: true, NoRenew: true}} // then the lease is lost without a cut
 	r = scenarios.Runner{Service: &scenarios.Service{Lock: "mine"}}
 	o, err = r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorIs(t, err, errors.ErrUnsupported)

@@ -23,7 +23,7 @@ const (
 	DefaultTTL = 250 * time.Millisecond
 	// DefaultStepTimeout is the default of Runner.StepTimeout.
 	DefaultStepTimeout = 30 * time.Second
-	longTTL            = 10 * time.Minute // for other workers: longer than any run
+	longTTL            = 10 * time.Minute // of other workers: longer than any run
 	longHold           = time.Hour        // of renewal, unless the schedule ends it
 )
 
@@ -51,7 +51,7 @@ type Outcome struct {
 	history.Result
 }
 
-// Run runs s. After an error the schedule was not completed; the outcome then holds the history so far and is never safe. No
+// Run runs s. An error means that the schedule was not completed; the outcome then holds the history so far and is never safe. No
 // process is left running.
 func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outcome, error) {
 	if r.Store == nil {
@@ -131,13 +131,13 @@ type run struct {
 	dir      string
 	resource target
 	workers  map[string]*worker
-	begun    map[string]begun // by their undo: "resume A"
+	begun    map[string]begun // by undo: "resume A"
 	events   []history.Event
 }
 
 type begun struct {
-	since time.Time // of the last one
-	heals heals     // none for a server, whose Service undoes faults
+	since time.Time
+	heals heals // none for a server, whose Service undoes faults
 }
 
 func (r *run) carryOut(ctx context.Context) (err error) {
@@ -224,7 +224,7 @@ func (r *run) inject(ctx context.Context, st Step) (faults.Heal, error) {
 	return inject.links(ctx, w, st)
 }
 
-// undo records the undo before it does it, so that the target's next events come after.
+// undo records the undo first, so that the target's next events come after.
 func (r *run) undo(ctx context.Context, st Step) error {
 	b := r.begun[st.Verb+" "+st.Target]
 	if err := jitter.Sleep(ctx, time.Until(b.since.Add(r.Pause))); err != nil {
@@ -243,7 +243,7 @@ func (r *run) undo(ctx context.Context, st Step) error {
 	return err
 }
 
-// happened records st. The resource's earlier decisions are recorded by now.
+// happened records st, after the resource's decisions so far.
 func (r *run) happened(st Step) {
 	r.add(history.Event{Kind: history.KindFault, Name: st.Verb, Target: st.Target, Peers: st.From, Detail: st.Detail})
 }

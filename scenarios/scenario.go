@@ -1,16 +1,16 @@
 // Package scenarios shows, on real servers, how locks fail and what fencing does about it.
 //
-// A [Scenario] describes a hazard: a schedule for worker processes that read, modify and write a ledger under a lock. Workers
-// stop at checkpoints until told to continue, so faults are placed by happens-before, and expiry is observed, as the next grant.
-// A [Runner] runs a hazard and records its history; package history judges it.
+// A [Scenario] is a hazard: a schedule for worker processes that read, modify and write a ledger under a lock. Workers stop at
+// checkpoints, so faults are placed by happens-before, and expiry is observed, as the next grant. A [Runner] runs a hazard and
+// records its history; package history judges it.
 //
 // The workers and the resource are the running binary, started again: call [Child], or [ChildWithStore], first in main or
-// TestMain. Both the lock and the store may be your own, see [Open], [Lock] and [Store].
+// TestMain. The lock and the store may be your own, see [Lock] and [Store].
 //
 // Files, in the order of a run: hazards.go and scenario.go read and check the schedule; runner.go runs it, with start.go (worker
-// processes and their links), faults.go and servers.go; worker.go is a worker's process, started through protocol.go, on a lock
-// (lock.go); decisions come from the resource's process (resource.go) or are inferred from a server's record (store.go); early.go
-// reports grants made before the victim's lease could have expired.
+// processes and their links), faults.go and servers.go; worker.go is a worker, started through protocol.go, on a lock (lock.go);
+// decisions come from the resource (resource.go) or are inferred from a server's record (store.go); early.go reports grants made
+// before the victim's lease could have expired.
 package scenarios
 
 import (
@@ -31,28 +31,28 @@ const Resource = "resource"
 // LockService is the target of faults of all the lock's servers.
 const LockService = "lock"
 
-// Leader is the target of faults of the cluster's leader. The undo goes to the server that was hit, even if it no longer leads.
+// Leader is the target of faults of the cluster's leader. The undo goes to the server that was hit.
 const Leader = "leader"
 
 const controller = "controller"
 
-// Scenario is a hazard, usually read by [Parse].
+// Scenario is a hazard.
 type Scenario struct {
-	Name   string // the file's, such as PauseExceedsTTL; also names the recorded run
-	Hazard string // what happens, as a sentence
+	Name   string // the file's; also names the recorded run
+	Hazard string // a sentence that says what happens
 
-	// Locks lists the Services that have the hazard; none: all.
+	// Locks are the Services that have the hazard; none: all.
 	Locks []string
 	// Variant is [LockSpec].Variant.
 	Variant string
-	// TokensLost says that the hazard makes tokens regress.
+	// TokensLost says that tokens regress.
 	TokensLost bool
 
-	// Workers has the workers that differ from the zero Worker.
+	// Workers has those that differ from the zero Worker.
 	Workers map[string]Worker
 	Steps   []Step
 
-	// MinTTL is the minimum TTL of the victim, which must survive shorter stalls until the fault.
+	// MinTTL is the minimum TTL of the victim, which must survive stalls until the fault.
 	MinTTL history.Duration
 
 	Expect map[history.Fencing]history.Verdict
@@ -61,10 +61,10 @@ type Scenario struct {
 	Traces map[string]string
 
 	file  string
-	lines map[string]int // of settings and sections, by their first words
+	lines map[string]int
 }
 
-// Worker describes a worker. The zero Worker renews its lease, which outlives every run.
+// Worker describes a worker. The zero Worker's lease is renewed and outlives every run.
 type Worker struct {
 	// Victim gives the worker the run's TTL, so that its lease can expire. If another worker gets the lock before that, the run
 	// is inconclusive, unless the victim was killed or reported that it released or lost the lock.
@@ -79,20 +79,20 @@ type Worker struct {
 	// Outlive makes the worker write only after its lease is lost. With renewal it reports its grant only after a first renewal,
 	// so that only the schedule can end the lease.
 	Outlive bool
-	// MaxHold ends renewal that long after the grant; 0: after the run. If another worker gets a victim's lock earlier, the lease
+	// MaxHold ends renewal that long after the grant; 0: after the run. An earlier grant of a victim's lock shows that the lease
 	// wasn't renewed, and the run is inconclusive.
 	MaxHold history.Duration
-	// Second makes the worker append to a second ledger too, under the same grant.
+	// Second makes the worker append to a second ledger too.
 	Second     bool
 	GetThenDel bool
 }
 
-// Step is a step of a schedule: "run A until read", or a fault or undo of [history.Faults]. It ends when it has taken effect.
+// Step is "run A until read", a fault or an undo of [history.Faults]. It ends when it has taken effect.
 type Step struct {
-	Verb   string   // "run", a fault or an undo
-	Target string   // a worker, Resource, LockService, Leader or the name of a server
+	Verb   string
+	Target string   // a worker, Resource, LockService, Leader or a server's name
 	Until  string   // of run: the report at which the worker stops
-	From   []string // of cut and refuse: the servers that Target can't reach; none: all
+	From   []string // of cut and refuse: the servers cut off from Target; none: all
 	Detail string   // of some faults of servers
 
 	line int
@@ -145,7 +145,6 @@ func (s *Scenario) Faulty() bool {
 
 func (s *Scenario) has(is func(Step) bool) bool { return slices.ContainsFunc(s.Steps, is) }
 
-// leaves reports whether a step puts target (if empty, any target) into a state.
 func (s *Scenario) leaves(target string, state history.State) bool {
 	return s.has(func(st Step) bool {
 		return (target == "" || st.Target == target) && fault(st.Verb).State == state
@@ -235,7 +234,7 @@ func (s *Scenario) Check() error {
 	return nil
 }
 
-// checkName checks a hazard's or worker's name, which becomes part of keys and ledger lines.
+// checkName checks a name that becomes part of keys and ledger lines.
 func checkName(name string) error {
 	plain := func(r rune) bool { return r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) }
 	if name == "" || len(name) > 100 || strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
@@ -248,7 +247,7 @@ type checker struct {
 	scenario *Scenario
 
 	inForce       map[string][]history.Fault // by worker or Resource
-	undos         map[string]bool            // the undos of servers' faults in force: "resume leader"
+	undos         map[string]bool            // in force, of servers: "resume leader"
 	started, done map[string]bool
 
 	loose map[string]string // worker → the report of its last run, if it doesn't stop there
@@ -299,7 +298,8 @@ func (c *checker) step(st Step) error {
 	return c.fault(st, f)
 }
 
-// server refuses a second fault of a server, even of the next leader, before the undo of the first: nothing would undo the first.
+// server refuses a second fault of a server, even of the next leader, before the undo of the first, which would then undo
+// nothing.
 func (c *checker) server(st Step, f history.Fault) error {
 	undo := f.Undo + " " + st.Target
 	switch {

@@ -111,8 +111,8 @@ func TestWorkExceedsTTL(t *testing.T)                 { runHazard(t) }
 func TestWriteDelayedInNetwork(t *testing.T)          { runHazard(t) }
 func TestZooKeeperSequenceResets(t *testing.T)        { runHazard(t) }
 
-// runHazard runs the hazard of the test's name on every lock that has it, in each fencing mode, and compares verdict and trace
-// with its file. With a section "unfenced" it also runs over every store.
+// runHazard compares verdict and trace with the hazard's file, on every lock that has it and in each fencing mode. With a section
+// "unfenced" it also runs over every store.
 func runHazard(t *testing.T) {
 	t.Helper()
 	s, ok := scenarios.Hazard(strings.TrimPrefix(t.Name(), "Test"))
@@ -160,8 +160,8 @@ const stepTimeout = 2 * time.Minute
 
 var fencings = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// runOnce runs a hazard once, over the HTTP resource or a store. Traces differ only with fencing off over a store, whose clients
-// send no tokens.
+// runOnce runs a hazard over the HTTP resource or a store. Traces differ only with fencing off over a store, whose clients send
+// no tokens.
 func runOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s scenarios.Scenario, f history.Fencing) {
 	t.Helper()
 	again, direct := command(t.Name()), store != onredis.Bolt

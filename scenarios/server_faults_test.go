@@ -51,7 +51,6 @@ func TestLinkFaults(t *testing.T) {
 	}
 }
 
-// A promoted replica stays a primary, also in later runs on the same service.
 func TestFailoverIsForGood(t *testing.T) {
 	s := hazard(t, "FailoverReissuesToken")
 	needLock(t, locks.Redis)
@@ -83,7 +82,7 @@ func TestLeaderOfEachRun(t *testing.T) {
 	}
 }
 
-// A fault of several servers is in force on all or on none; the undo continues after errors.
+// The undo continues after errors.
 func TestFaultOfSeveralServers(t *testing.T) {
 	notExternal(t)
 	nodes, err := testbed.StartRedisNodes(t.Context(), 2, options(t))
@@ -124,7 +123,6 @@ func TestEvictIsUndone(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// Runs leave the data of an external server alone, and tests that would not are skipped.
 func TestExternalIsLeftAlone(t *testing.T) {
 	notExternal(t)
 	server, c := ownRedis(t, options(t))

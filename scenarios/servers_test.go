@@ -128,7 +128,7 @@ func needLock(t *testing.T, lock string) {
 	}
 }
 
-// notExternal skips a test that breaks its servers, or starts them in a special way, if they are external.
+// notExternal skips a test that breaks or specially configures its servers, if they are external.
 func notExternal(t *testing.T) {
 	t.Helper()
 	if cmp.Or(options(t).Provider, testbed.Provider(os.Getenv(testbed.EnvProvider))) == testbed.External {

@@ -19,12 +19,12 @@ import (
 type Service struct {
 	Lock   string
 	Server string // e.g. "redis 7.0.15 (containers)"
-	Nodes  []Node // where new workers connect, and what they can be cut off from
+	Nodes  []Node
 	// MinSession is as in LockSpec.
 	MinSession time.Duration
 	// NoRenew says that leases aren't renewed: hazards that end renewals don't apply.
 	NoRenew bool
-	// NoTokens says that there are no fencing tokens: fencing must be off.
+	// NoTokens says that fencing must be off.
 	NoTokens bool
 	// Reentrant says that a client which holds a lock gets it again.
 	Reentrant bool
@@ -33,7 +33,7 @@ type Service struct {
 	// Forget, if not nil, removes the lock of key from the servers, even if held, but no other key and no session. It may be
 	// called while other keys are used.
 	Forget func(ctx context.Context, key string) error
-	// Fault does a step that affects a server; it may change Nodes. For an unsupported fault the error matches
+	// Fault does a step that affects a server, and may change Nodes. For an unsupported fault the error matches
 	// errors.ErrUnsupported. Nil: all are unsupported.
 	Fault func(ctx context.Context, st Step) error
 }

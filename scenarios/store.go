@@ -16,28 +16,27 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Store is what workers write to. A store without an Addr belongs to the resource's process, which serves it over HTTP with
-// [resource.NewHandler].
+// Store is what workers write to. The resource's process opens a store without an Addr and serves it with [resource.NewHandler].
 //
 // A store with an Addr is a server whose clients are the workers; with fencing off they send no fences. A server doesn't report
 // its decisions, and what a worker was told is no evidence, so the [Runner] reads the ledger's record before and after each step
-// of a worker: if the fence rose or the value changed, the store accepted a call; a call that changed nothing was refused.
+// of a worker: if the fence rose or the value changed, the store accepted a call; a write that changed nothing was refused.
 type Store struct {
 	Name   string // for Open and histories
 	Server string // e.g. "postgres 15.10 (containers)"; empty: Name
-	Addr   string // as in [Node]; any string if no call is to be delayed
-	// Open opens the store in the Runner's process; children use the argument of [ChildWithStore].
+	Addr   string // as in [Node]; any string if no call is delayed
+	// Open opens the store in the Runner's process; children use [ChildWithStore]'s.
 	Open OpenStore
 	// Volatile says that a kill loses the data: schedules that kill the resource don't apply.
 	Volatile bool
-	// Kill kills the server with SIGKILL, and Restart starts it on its data. ctx bounds the call only. Nil: it can't be killed.
+	// Kill kills the server with SIGKILL, and Restart starts it on its data; ctx bounds the call only. Nil: it can't be killed.
 	// No other run may use the server at the same time.
 	Kill, Restart func(ctx context.Context) error
 }
 
 // OpenStore opens a store, which the caller closes; ctx bounds the opening only. With fencing off the store must be a
-// [resource.Overwriter]. Calls must not time out, because a write may be held for longer than a lease lasts. The client must
-// reconnect after a restart of the server.
+// [resource.Overwriter]. Calls must not time out: a write may be held for longer than a lease lasts. The client must reconnect
+// after a restart of the server.
 type OpenStore func(ctx context.Context, s StoreSpec) (resource.Store, error)
 
 // StoreSpec describes the store that a process needs.
@@ -48,11 +47,11 @@ type StoreSpec struct {
 	Dir string
 	// Worker says that a worker opens it, after the Runner.
 	Worker bool
-	// Held says that a write of the worker will be held. That must not hold the handshake of a new connection instead.
+	// Held says that a write of the worker will be held, which must not hit the handshake of a new connection.
 	Held bool
 }
 
-// check returns an error if sc can't run over s. The error matches [errors.ErrUnsupported] if both are valid.
+// check returns an error if sc can't run over s, which matches [errors.ErrUnsupported] if both are valid.
 func (s *Store) check(sc *Scenario) error {
 	if s != memory && (s.Open == nil || s.Name == "") {
 		return errors.New("scenarios: Runner.Store has no Open or no Name; give it both")
@@ -64,7 +63,7 @@ func (s *Store) check(sc *Scenario) error {
 		return cannot("%s keeps nothing over a kill", s.name())
 	}
 	if s.served() {
-		return nil // our own process, to which every fault applies
+		return nil // every fault applies to our own process
 	}
 	if sc.leaves(Resource, history.Down) && (s.Kill == nil || s.Restart == nil) {
 		return cannot("%s can't be killed: its Store has no Kill and Restart", s.name())
@@ -135,7 +134,7 @@ type storeTarget struct {
 
 	client  resource.Store
 	key     string
-	last    resource.Record   // as last read
+	last    resource.Record
 	offered map[string]string // worker → the ledger of its next write
 	refused int               // reported by workers since the server's last start
 	down    bool

@@ -27,8 +27,7 @@ func wantsStore(name string) bool {
 	return *over == "" || slices.Contains(strings.Split(*over, ","), name)
 }
 
-// sharedStores are the servers of stores, separate from those of locks. Tests over one store run one by one, because some kill
-// it.
+// sharedStores are the servers of stores, separate from those of locks. Tests over one store run one by one: some kill it.
 var sharedStores cache[*testbed.Server]
 
 func storeServer(t *testing.T, store string) *testbed.Server {

@@ -68,7 +68,7 @@ func (w *workerChild) run(ctx context.Context, open Open, own OpenStore) (err er
 	return errors.Join(err, w.release(ctx, lease))
 }
 
-// at reports a checkpoint or an outcome. After [history.Held] and [history.Sent] the worker doesn't stop.
+// The worker doesn't stop after [history.Held] and [history.Sent].
 func (w *workerChild) at(e history.Event) error {
 	return w.report(e, e.Name != history.Held && e.Name != history.Sent)
 }
@@ -86,8 +86,8 @@ func (w *workerChild) acquire(ctx context.Context) (Lease, error) {
 	return w.lock.Acquire(ctx, w.Keys[0])
 }
 
-// write appends the worker's entry to a ledger, and reports whether it did. It ignores the lease's context: a request that is cut
-// off may still arrive, so using that would only hide the hazard.
+// write reports whether it appended the worker's entry. It ignores the lease's context: a request that is cut off may still
+// arrive, so using it would only hide the hazard.
 func (w *workerChild) write(ctx context.Context, lease Lease, key string) (wrote bool, err error) {
 	token := lease.Fence()
 	at := func(name, ledger string) error { return w.at(history.Event{Name: name, Token: token, Value: ledger}) }

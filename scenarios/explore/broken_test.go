@@ -29,7 +29,7 @@ type scripts struct {
 	texts map[string]string
 }
 
-// text returns the script that cmd runs, or "" if it isn't known yet: then the server doesn't know it either.
+// text returns the script that cmd runs; "" if the server doesn't know it either.
 func (s *scripts) text(cmd redis.Cmder) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func (b getFirst) Release(ctx context.Context, g dlock.Grant) error {
 	return b.Backend.Release(ctx, g)
 }
 
-// changed changes grants; before is called before each request.
+// changed changes grants; before runs before each request.
 type changed struct {
 	dlock.Backend
 	before func(ctx context.Context, key string) (uint64, error)
@@ -142,7 +142,6 @@ func (b changed) ask(ctx context.Context, r dlock.Request, f func(context.Contex
 	return g, err
 }
 
-// releaseInTwo compares the owner in one request, and releases in another.
 func releaseInTwo(clients []*redis.Client, b dlock.Backend) dlock.Backend {
 	return getFirst{replace(ownerOnly+"if not hand_over", "if not hand_over")(clients, b), clients[0]}
 }
@@ -174,12 +173,12 @@ func lasting(believed func(ttl time.Duration) time.Duration) sabotage {
 	}
 }
 
-// longer adds so many allowances for drift, one of which the Locker takes off again.
+// longer adds allowances for drift, one of which the Locker takes off again.
 func longer(allowances time.Duration) sabotage {
 	return lasting(func(ttl time.Duration) time.Duration { return ttl + allowances*min(drift, ttl/4) })
 }
 
-// yes answers for one Redlock node that it did as asked, so that the others need one vote less.
+// yes answers for one Redlock node, so that the others need one vote less.
 func yes() sabotage {
 	all := scripts{texts: map[string]string{}}
 	return intercept(func(cmd redis.Cmder) bool {

@@ -180,10 +180,10 @@ func allBut(verbs ...explore.Verb) []explore.Verb {
 	return slices.DeleteFunc(explore.Verbs(), func(v explore.Verb) bool { return slices.Contains(verbs, v) })
 }
 
-// onRedlock is Redlock on five nodes. It has no Wipe: data loss is known to break its tokens.
+// onRedlock is Redlock on five nodes, without Wipe: data loss is known to break its tokens.
 func onRedlock(name string, o redlock.Options, how ...sabotage) explore.System {
 	return explore.System{
-		Name: name, TTL: time.Second, Servers: 5, Serve: serveRedis, Greeting: 1, Without: []explore.Verb{explore.Wipe, explore.TTL}, // it refuses one below 9 ms
+		Name: name, TTL: time.Second, Servers: 5, Serve: serveRedis, Greeting: 1, Without: []explore.Verb{explore.Wipe, explore.TTL}, // TTL: it refuses one below 9 ms
 		Open: func(c *explore.Client) (scenarios.Lock, error) {
 			var nodes []redis.UniversalClient
 			var clients []*redis.Client
@@ -286,14 +286,14 @@ func unplayable() []explore.Verb {
 	return []explore.Verb{explore.TTL, explore.Jump, explore.Restart, explore.Wipe}
 }
 
-// needs has defects that are found only with one of the unplayable steps.
+// needs has the defects that only one of the unplayable steps finds.
 var needs = map[defect]explore.Verb{
 	shortTTL: explore.TTL, "renews whoever holds it": explore.Jump, "counts on the whole TTL, without an allowance for drift": explore.Jump,
 	"makes no allowance for clock drift: bsm/redislock": explore.Jump,
 }
 
-// played reports whether real servers can replay a schedule. On several servers replies come in another order, tokens made of
-// times differ, and the handoff TTL, on which two defects depend, isn't slowed down.
+// played reports whether real servers can replay a schedule. Several servers reply in another order, tokens made of times differ,
+// and the handoff TTL, on which two defects depend, isn't slowed down.
 func (k flaw) played(s explore.Schedule) bool {
 	rest := []defect{tokenFromTime, "leaves a cancelled waiter in the queue", "doesn't restart the lease for a request that is repeated"}
 	return k.broken.Store == nil && k.broken.Servers == 1 && !slices.Contains(rest, k.is) &&
@@ -313,17 +313,17 @@ func TestDefects(t *testing.T) {
 	})
 }
 
-// find finds defects and shrinks their schedules. With -update it writes the shortest to file, with the seconds that it took.
+// find finds defects and shrinks their schedules. With -update it writes the shortest, with the seconds that it took, to file.
 func find(t *testing.T, file string, flaws []flaw) {
 	t.Helper()
 	var all strings.Builder
 	for _, k := range flaws {
 		t.Run(string(k.is), func(t *testing.T) {
 			o := explore.Options{Seed: 1, Schedules: most, Steps: 24}
-			if k.is == "takes two of four nodes for a quorum" { // seed 1 finds it at once, and shrinks to 14 steps
+			if k.is == "takes two of four nodes for a quorum" { // with seed 1, 14 steps are left
 				o.Seed = 2
 			}
-			if k.is == getThenDel { // with a schedule that depends on no timeout of a Locker, which TestReplay couldn't slow down
+			if k.is == getThenDel { // the schedule then depends on no timeout of a Locker, which TestReplay couldn't slow down
 				o.Seed = 4000
 			}
 			if *update {
@@ -348,7 +348,6 @@ func find(t *testing.T, file string, flaws []flaw) {
 	}
 }
 
-// recorded returns the schedules in a file, and what they find, by defect.
 func recorded(t *testing.T, file string) (schedules map[defect]explore.Schedule, findings map[defect]explore.Finding) {
 	t.Helper()
 	text, err := os.ReadFile(file)

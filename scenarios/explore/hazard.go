@@ -15,9 +15,9 @@ import (
 )
 
 // Hazard converts a schedule to a hazard, which a [scenarios.Runner] can run on real servers: the order in which workers reach
-// their checkpoints, and the faults between them. What a hazard can't express is left out. about has everything but workers,
-// steps, verdicts and traces; these come from [System.Play], for the fencing modes in which the steps can be run. If the hazard
-// isn't violated in the System's mode, the error says why, and what was left out.
+// their checkpoints, and the faults between them. What a hazard can't express is left out. Workers, steps, verdicts and traces of
+// about are replaced, for the fencing modes in which [System.Play] can run the steps. If the hazard isn't violated in the
+// System's mode, the error says why, and what was left out.
 func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (scenarios.Scenario, error) {
 	t.Helper()
 	y := &story{frozen: map[string]bool{}}
@@ -61,11 +61,10 @@ func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (s
 	return about, nil
 }
 
-// story builds a hazard from a run.
 type story struct {
 	*scenarios.Scenario
-	frozen map[string]bool // by holder, without the killed
-	left   []string        // what a hazard can't express
+	frozen map[string]bool
+	left   []string // what a hazard can't express
 }
 
 func (y *story) leave(what string) bool {
@@ -88,7 +87,7 @@ func (y *story) fault(k *worker, verb string) {
 func (y *story) step(k *worker, st Step) bool {
 	between := k.busy == "" && k.lease != nil && !k.dead
 	switch v := st.Verb; {
-	case v == Run, v == Mend: // Mend is also called by lift
+	case v == Run, v == Mend: // lift calls Mend too
 	case v == Release && (!between || k.at != "read"): // a hazard's worker that reads also writes
 	case v == Resume:
 		if k.client.isFrozen() {
@@ -126,7 +125,7 @@ func (y *story) call(k *worker, what string) {
 	w.Idle = k.at == ""
 	if k.client.freeze == 1 && !w.Idle {
 		w.GetThenDel = true
-		y.MinTTL = history.Duration(3 * time.Second) // it must hold the lock until then, on a machine that may stall
+		y.MinTTL = history.Duration(3 * time.Second) // it must hold the lock until then, even on a machine that stalls
 		y.run(k.actor, history.ReleaseGap)
 		y.fault(k, "pause")
 		y.frozen[k.actor] = true
@@ -170,7 +169,7 @@ func (y *story) report(k *worker, name string) {
 	y.run(k.actor, name)
 }
 
-// rename names the workers A, B and so on, in the order in which they begin. A2 is A's second grant.
+// rename names the workers A, B and so on, in the order of their first step. A2 is A's second grant.
 func (y *story) rename() {
 	names := map[byte]string{}
 	rename := func(name string) string {
@@ -195,8 +194,7 @@ func (y *story) rename() {
 }
 
 // Play runs a hazard in virtual time, as a [scenarios.Runner] does with processes, and returns its history. The lock's servers
-// are named as in hazards: redis, or redis1 to redis5. The error matches errors.ErrUnsupported if Play lacks an option or a
-// fault.
+// are named redis, or redis1 to redis5. If Play lacks an option or a fault, the error matches errors.ErrUnsupported.
 func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (events []history.Event, err error) {
 	t.Helper()
 	in := *sys
@@ -359,7 +357,6 @@ func (sys *System) server(name string) (n int, ok bool) {
 	return n - 1, ok && err == nil && 1 <= n && n <= sys.Servers
 }
 
-// until makes a worker continue until it reports something.
 func (w *world) until(k *worker, report string) error {
 	w.mu.Lock()
 	from := len(w.events)

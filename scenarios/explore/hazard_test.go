@@ -96,7 +96,6 @@ func named(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	return nil, fmt.Errorf("there is no variant %q", s.Variant)
 }
 
-// The hazards have the same traces in virtual time and with processes on a real or embedded Redis.
 func TestHazards(t *testing.T) {
 	hazards, err := scenarios.Load(os.DirFS("testdata/hazards"))
 	require.NoError(t, err)
@@ -142,8 +141,8 @@ func trace(events []history.Event) string {
 	return strings.Join(history.Trace(events), "\n") + "\n"
 }
 
-// Hazards whose faults exist in virtual time have the same traces as on real servers. One is left out: in virtual time a client
-// can't see that a server has closed its idle connection, and sends its release twice.
+// One hazard is left out: in virtual time a client can't see that a server has closed its idle connection, and sends its release
+// twice.
 func TestPlay(t *testing.T) {
 	var played []string
 	for _, h := range scenarios.Hazards() {

@@ -22,7 +22,7 @@ import (
 // drift is the allowance for clock drift on a lease of a second.
 const drift = 12 * time.Millisecond
 
-// others are locks of other libraries, without tokens. Delays of redsync's requests are left out, see TestRedsyncValue.
+// others are locks of other libraries, without tokens. For redsync's missing verbs see TestRedsyncValue.
 var others = []explore.System{onBSM(drift), without(onRedsync(5), explore.Hold, explore.Pause)}
 
 var shortcomings = []flaw{
@@ -42,8 +42,8 @@ func TestOthers(t *testing.T) {
 	find(t, "testdata/others.txt", shortcomings)
 }
 
-// All tries of redsync's LockContext write the same value. The release that follows a failed try may arrive late and free the
-// lock that a later try has taken.
+// All tries of redsync's LockContext write the same value. The release after a failed try may arrive late and free the lock that
+// a later try has taken.
 func TestRedsyncValue(t *testing.T) {
 	sys := onRedsync(1)
 	r := sys.Run(t, parse(t, "run C; hold A 1; run A; run C; hold A 1; wait 1.1s; mend A; run C"))
@@ -61,7 +61,7 @@ func without(sys explore.System, verbs ...explore.Verb) explore.System {
 	return sys
 }
 
-// only limits steps to calls, waiting and these verbs, which finds their defects sooner.
+// only limits steps to calls, waiting and these verbs, which finds defects sooner.
 func only(sys explore.System, verbs ...explore.Verb) explore.System {
 	sys.Without = allBut(append(verbs, explore.Run, explore.Wait)...)
 	return sys
@@ -97,7 +97,6 @@ type backoff struct {
 	next  time.Time
 }
 
-// NextBackoff implements redislock.RetryStrategy.
 func (b *backoff) NextBackoff() time.Duration {
 	b.next = time.Now().Add(b.every)
 	return b.every

@@ -10,12 +10,12 @@ import (
 
 // Options configure [System.Explore].
 type Options struct {
-	Seed      uint64 // of the first schedule; each following one has the next
+	Seed      uint64 // of the first schedule; each next one adds 1
 	Schedules int    // if For is 0
 	Steps     int    // per schedule; 0: 24
 	For       time.Duration
-	Counts    func(Schedule) bool // whether a schedule that breaks something counts; nil: always
-	Best      int                 // how many such schedules to shrink; the shortest is reported; 0: 1
+	Counts    func(Schedule) bool // whether to count a schedule that breaks something; nil: always
+	Best      int                 // how many counted schedules to shrink, to report the shortest; 0: 1
 	Log       func(format string, args ...any)
 }
 
@@ -24,14 +24,14 @@ type Report struct {
 	Name      string
 	Schedules int
 	Grants    int
-	Repeats   int             // requests repeated after the connection was lost before the reply
-	Met       map[string]Verb // steps that had an effect, with the call in progress, as in "cut acquire", and the step's verb
+	Repeats   int             // requests repeated because the connection was lost before the reply
+	Met       map[string]Verb // steps that had an effect, with the call in progress ("cut acquire") → the step's verb
 	Took      time.Duration
-	First     int           // how many schedules it took until one broke something
-	After     time.Duration // the time until then
+	First     int           // schedules until one broke something
+	After     time.Duration // time until then
 	Seed      uint64        // of Schedule
-	Schedule  Schedule      // the reported one, shrunk
-	Found     *Result       // nil: nothing was broken
+	Schedule  Schedule
+	Found     *Result // nil: nothing was broken
 }
 
 func (r *Report) String() string {

@@ -1,14 +1,14 @@
 package history
 
-// Fault is a fault of a worker, the resource or a server of the lock. Package scenarios injects it, or internal/open if only one
-// lock's servers have it.
+// Fault is a fault of a worker, the resource or a server. Package scenarios injects it, or internal/open if only one lock's
+// servers have it.
 type Fault struct {
 	Name string
-	Undo string // of its undo; empty: none
-	From bool   // it is between its target and the servers listed after it
+	Undo string // the undo's name; empty: none
+	From bool   // it is between its target and the servers named after it
 
 	State State
-	Needs string // a clock, replica or network of the server's own; scenarios/servers_test.go starts such servers
+	Needs string // a clock, replica or network of the server's own, see scenarios/servers_test.go
 
 	Label    string // in a drawing, after the target's name
 	Sentence string // in a list; {target}, {from} and {detail} are replaced

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// ledger allows a section only in the state that it read. So a history of sections is linearizable if no write was lost.
+// ledger allows a section only in the state that it read. So sections are linearizable if no write was lost.
 var ledger = porcupine.Model{
 	Partition: func(all []porcupine.Operation) (parts [][]porcupine.Operation) {
 		byKey := map[string][]porcupine.Operation{}
@@ -48,7 +48,7 @@ func operations(events []history.Event) (ops []porcupine.Operation) {
 	return ops
 }
 
-// told is what a worker was told by the lock or the store. A write is unheard until its outcome is reported.
+// told is what the lock or the store told a worker. A write is unheard until its outcome is reported.
 type told struct {
 	op               string
 	token, seq       uint64
@@ -98,7 +98,7 @@ func fenced(run *history.Run) porcupine.Model {
 	return m.ToModel()
 }
 
-// calls returns the calls of all workers. One begins after the worker's previous report.
+// A call begins after the worker's previous report.
 func calls(events []history.Event) (ops []porcupine.Operation) {
 	begun, seqs, unheard := map[string]int{}, map[string]uint64{}, map[string]porcupine.Operation{}
 	for i, e := range events {
@@ -136,8 +136,8 @@ func calls(events []history.Event) (ops []porcupine.Operation) {
 	return slices.AppendSeq(ops, maps.Values(unheard))
 }
 
-// TestPorcupine requires that the critical sections of a safe run, without tokens, are linearizable, and those of a run that lost
-// an entry aren't; and that what workers were told is linearizable in every run, but no longer if it is changed.
+// TestPorcupine requires that the critical sections of a safe run, without tokens, are linearizable, but not those of a run that
+// lost an entry; and that what workers were told is linearizable in every run, but not if it is changed.
 func TestPorcupine(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("..", "..", "reports", "results", "*", "*_*.jsonl"))
 	require.NoError(t, err)

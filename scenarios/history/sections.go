@@ -15,8 +15,8 @@ type Section struct {
 	Actor       string // "": the read of the final value, which writes nothing
 	Key         string
 	Read, Wrote string
-	// Begin is the index of the event that reports the read, End that of the worker's report of the accepted write; -1 if there
-	// is none, as after its death.
+	// Begin is the index of the event that reports the read, End that of the accepted write's report; -1 if there is none, as
+	// after a kill.
 	Begin, End int
 }
 
@@ -25,7 +25,7 @@ func Sections(events []Event) (all []Section) {
 	type worker struct {
 		read  string
 		begin int
-		open  []int // indices into all: the accepted writes that it hasn't reported
+		open  []int // indices into all: accepted writes that it hasn't reported
 	}
 	workers, authors := map[string]*worker{}, map[string]string{}
 	for i, e := range events {
@@ -54,7 +54,7 @@ func Sections(events []Event) (all []Section) {
 }
 
 // EncodeJepsen writes the sections as a Jepsen history, in EDN: transactions for Elle's list-append checker. Each section is a
-// process of its own, since one worker's sections are ordered anyway.
+// process of its own, since a worker's sections are ordered anyway.
 func EncodeJepsen(w io.Writer, events []Event) error {
 	type op struct {
 		at   int

@@ -41,8 +41,8 @@ func (v *Verdict) UnmarshalText(b []byte) error {
 type Result struct {
 	Verdict  Verdict
 	Findings []string // what was violated, or why the history is inconclusive
-	Notes    []string // these don't affect the verdict
-	Stale    int      // accepted writes whose fence was not greater than every fence accepted before
+	Notes    []string // without effect on the verdict
+	Stale    int      // accepted writes with a fence not greater than every earlier accepted one
 	Refused  int      // refused writes and reads
 	Lost     []string // entries that were accepted and are gone
 	Writers  []string // the entries of accepted writes, in the order of first acceptance

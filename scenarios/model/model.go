@@ -1,5 +1,5 @@
 // Package model is the protocol of lock and fence, small enough to visit every state. There is no clock: a lease may expire at
-// any time, and its holder isn't told. Paused and killed workers just take no steps.
+// any time, and its holder isn't told. Paused and killed workers take no steps.
 package model
 
 import (
@@ -23,14 +23,14 @@ type Config struct {
 
 	AcceptEqual bool // the store accepts a fence equal to the greatest
 	IgnoreSeq   bool // the store compares tokens only
-	ForgetFence bool // a crash of the store loses its fence, not the value
+	ForgetFence bool // a crash of the store loses only its fence
 	LoseValue   bool
 	NoRaise     bool // a fenced read doesn't raise the fence
 	StaleReads  bool // the store accepts every fenced read
-	ApplyStale  bool // the store reports stale writes as refused, but applies them
+	ApplyStale  bool // the store reports a stale write as refused, but applies it
 	ReleaseAny  bool // a release frees the lock, whoever holds it
 	RenewAny    bool // a renewal succeeds, whoever holds the lock
-	LateToken   bool // the token is read in a separate step
+	LateToken   bool
 	Regress     bool // the lock service may lose data, and repeat or lower tokens
 }
 
@@ -40,8 +40,8 @@ type Breach uint8
 // The breaches. The last two also need a correct lock.
 const (
 	EntryLost  Breach = 1 << iota // an accepted entry is no longer in the value
-	StaleWrite                    // a write or fenced read was accepted although a greater fence had been
-	Overtaken                     // a write or fenced read was accepted although the store had served a later grant
+	StaleWrite                    // a write or fenced read was accepted after one that fences it off
+	Overtaken                     // a write or fenced read was accepted after a call of a later grant
 	TwoHolders
 )
 
@@ -70,17 +70,17 @@ type Phase uint8
 // The phases.
 const (
 	Idle      Phase = iota
-	Tokenless       // granted the lock, token not read
+	Tokenless       // token not read
 	Acquired        // value not read
 	Ready           // has read, or its last write was accepted
 	Waiting         // for the reply to a write
 	Refused
 )
 
-// Worker is a worker's state, and whether its lease has expired.
+// Worker is a worker's state.
 type Worker struct {
 	Phase  Phase
-	Grant  int // its number, whatever the token
+	Grant  int
 	Fence  Fence
 	Ledger string
 	Live   bool
@@ -129,7 +129,7 @@ const (
 // Step is an event and the state after it.
 type Step struct {
 	Verb    Verb
-	Worker  int  // -1: none, or none any longer waits for the reply
+	Worker  int  // -1: none that still waits for the reply
 	Unheard bool // the worker gets no reply
 	Fence   Fence
 	Value   string

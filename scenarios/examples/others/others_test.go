@@ -280,8 +280,8 @@ func openDynamolock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, 
 		Get: func(ctx context.Context, key string, wait bool) (scenarios.Grant, error) {
 			lost := make(chan struct{})
 			o := []dynamolock.AcquireLockOption{
-				// Called after this long without a renewal, but not once the lease has ended; it may first wait for a renewal in
-				// progress, a quarter of the TTL.
+				// Called after this long without a renewal, but not once the lease has ended; it may first wait a quarter of the
+				// TTL, for a renewal in progress.
 				dynamolock.WithSessionMonitor(s.TTL/2, sync.OnceFunc(func() { close(lost) })),
 				dynamolock.WithDeleteLockOnRelease(), dynamolock.WithRefreshPeriod(50 * time.Millisecond),
 				dynamolock.WithAdditionalTimeToWaitForLock(1000 * time.Hour),
