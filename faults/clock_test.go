@@ -133,7 +133,6 @@ func TestClockRate(t *testing.T) {
 	}
 }
 
-// With the clock held, what Redis does is exact to the millisecond.
 func TestClockHold(t *testing.T) {
 	clock, client := startRedis(t)
 	heal := inForce(t)(clock.Hold(t.Context()))

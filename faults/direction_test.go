@@ -293,7 +293,6 @@ func TestLoseFromClosed(t *testing.T) {
 	})
 }
 
-// The proxy's list may lack a connection.
 func TestRefuseAwaitsConnections(t *testing.T) {
 	for _, way := range []stream.Direction{stream.Upstream, stream.Downstream} {
 		link, err := NewLink("127.0.0.1:1")

@@ -83,7 +83,6 @@ func (s *server) stop() {
 	s.wg.Wait()
 }
 
-// log returns the lines applied so far that begin with prefix.
 func (s *server) log(prefix string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,7 +208,6 @@ func requireRefused(t *testing.T, l *faults.Link) {
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
 
-// TestRefuse also has clients that retry continuously.
 func TestRefuse(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
@@ -310,7 +308,7 @@ func TestLinkClose(t *testing.T) {
 				c.ask(t, "before")
 				heal := inForce(t)(inject(link, t.Context()))
 				for range 3 {
-					_, _ = io.WriteString(c, "x\n") // it may fail
+					_, _ = io.WriteString(c, "x\n")
 					askOften(t, s)
 				}
 				switch gone {

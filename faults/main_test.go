@@ -82,7 +82,6 @@ type ticker struct {
 	counters *ticks
 }
 
-// startTicker returns a process all of whose counters advance.
 func startTicker(t *testing.T) *ticker {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ticks")
@@ -93,7 +92,7 @@ func startTicker(t *testing.T) *ticker {
 
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.CommandContext(context.Background(), exe) // ended by reap
+	cmd := exec.CommandContext(context.Background(), exe)
 	cmd.Env = append(os.Environ(), tickerFile+"="+path)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = dieWithParent()

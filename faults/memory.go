@@ -32,7 +32,6 @@ type memory struct {
 	ends   map[*end]struct{}
 }
 
-// end is the link's end of a connection.
 type end struct {
 	net.Conn
 	m *memory

@@ -19,8 +19,8 @@ import (
 
 type reader struct {
 	net.Conn
-	got    string        // without "ok "
-	last   time.Duration // when the last reply came
+	got    string // without "ok "
+	last   time.Duration
 	closed bool
 }
 

@@ -13,8 +13,8 @@ import (
 // SIGCONT and returns when no thread is stopped; if the process has died, the error matches os.ErrProcessDone. On Linux it never
 // signals a later process with the same pid.
 //
-// Pause refuses a pid below 2, the calling process, a dead process or zombie (os.ErrProcessDone), another user's
-// (os.ErrPermission), and a process that is already stopped, and doesn't signal them.
+// Pause refuses, without a signal: a pid below 2, the calling process, a dead process or zombie (os.ErrProcessDone), another
+// user's (os.ErrPermission), and one that is already stopped.
 func Pause(ctx context.Context, pid int) (Heal, error) {
 	p, err := find(ctx, pid)
 	if err != nil {

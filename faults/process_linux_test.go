@@ -66,7 +66,7 @@ int main(void) {
 }`
 
 func TestMainThreadEnded(t *testing.T) {
-	cmd := exec.CommandContext(context.Background(), compile(t, headless)) // ended below
+	cmd := exec.CommandContext(context.Background(), compile(t, headless))
 	cmd.SysProcAttr = dieWithParent()
 	require.NoError(t, cmd.Start())
 	pid := cmd.Process.Pid
@@ -129,7 +129,6 @@ func TestNotPermitted(t *testing.T) {
 	tk.awaitTicks(t, 1)
 }
 
-// openFiles counts this process's open files with part in their names.
 func openFiles(t *testing.T, part string) (n int) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")

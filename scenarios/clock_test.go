@@ -113,7 +113,7 @@ func TestClockSkew(t *testing.T) {
 	defer func() { require.NoError(t, b.Close()) }()
 
 	const ttl = time.Hour
-	for ahead := range len(nodes) + 1 { // nodes whose clocks are fast
+	for ahead := range len(nodes) + 1 {
 		for _, by := range []time.Duration{0, ttl / 2, ttl - time.Millisecond, ttl, ttl + time.Millisecond, 2 * ttl} {
 			t.Run(fmt.Sprintf("%d nodes ahead by %v", ahead, by), func(t *testing.T) {
 				ctx, key := t.Context(), newKey(t)

@@ -48,7 +48,7 @@ func leased(h *dlock.Handle, err error) (Lease, error) {
 	return h, nil
 }
 
-// Adapter makes a [Lock] of a client library's functions.
+// Adapter is a [Lock] made of a client library's functions.
 type Adapter struct {
 	// Get acquires the lock of key. With wait it waits until ctx ends; without, it returns at once.
 	Get func(ctx context.Context, key string, wait bool) (Grant, error)
@@ -66,8 +66,8 @@ type Grant struct {
 	Until   time.Time       // as Lease.Until; zero: unknown, and hazards don't run
 	Lost    <-chan struct{} // closed when the lease is lost. Nil: the library doesn't say, and a timer ends the lease at Until
 	Release func(ctx context.Context) error
-	// Renew restarts the lease, and returns its new Until; Release may be called meanwhile. Nil: the library renews, or nobody
-	// does.
+	// Renew restarts the lease, and returns its new Until; Release may be called meanwhile. Nil: the library renews by
+	// itself, or not at all.
 	Renew func(ctx context.Context) (time.Time, error)
 }
 
@@ -271,7 +271,7 @@ func (l checkedLock) TryAcquire(ctx context.Context, key string) (Lease, error) 
 	return l.acquire(ctx, func() (Lease, error) { return l.Lock.TryAcquire(ctx, key) })
 }
 
-// acquire retries until a lease has been renewed if only the schedule may end it: otherwise it would expire.
+// acquire retries until a lease has been renewed, if only the schedule may end the lease.
 func (l checkedLock) acquire(ctx context.Context, acquire func() (Lease, error)) (Lease, error) {
 	how := l.spec.Worker
 	n := max(2, min(maxTries, int(DefaultStepTimeout/2/max(l.spec.Lock.TTL, time.Millisecond))))

@@ -203,7 +203,6 @@ func TestOwnStoreIsFoundOut(t *testing.T) {
 	}
 }
 
-// With fenced reads that don't raise the fence, the worker's client fails first.
 func TestOwnStoreThatRaisesNoFence(t *testing.T) {
 	t.Parallel()
 	for _, store := range []string{ownCareless, ownReads} {
@@ -386,10 +385,9 @@ const (
 
 const (
 	envRedis   = "FENCELAB_TEST_OWN_REDIS"
-	envHelpers = "FENCELAB_TEST_OWN_HELPERS" // a file for their process ids, one a line
+	envHelpers = "FENCELAB_TEST_OWN_HELPERS"
 )
 
-// openLock opens a lock with the variant's defect.
 func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	what := s.Variant
 	if !strings.HasPrefix(what, "test-") {

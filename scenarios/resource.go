@@ -31,7 +31,7 @@ type target interface {
 	sync(ctx context.Context, told *history.Event) error
 	kill(ctx context.Context) error
 	restart(ctx context.Context) error
-	// refused counts from the last start.
+	// final returns the refusals since the last start.
 	final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error)
 	end(ctx context.Context) error
 	close() error
@@ -59,7 +59,7 @@ func (h *httpResource) begin(ctx context.Context, keys []string) error {
 	if err := h.restart(ctx); err != nil {
 		return err
 	}
-	return h.sync(ctx, nil) // fails if the store doesn't open
+	return h.sync(ctx, nil)
 }
 
 func (h *httpResource) hostPort() string { return h.listener.Addr().String() }

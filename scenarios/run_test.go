@@ -72,10 +72,10 @@ func requireNothingLeft(t *testing.T) func() {
 	goroutines := goleak.IgnoreCurrent()
 	percent := debug.SetGCPercent(-1) // the garbage collector would close a forgotten file
 	t.Cleanup(func() { debug.SetGCPercent(percent) })
-	dir, err := testbed.MkdirTemp("first") // starts the watchdog
+	dir, err := testbed.MkdirTemp("first")
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(dir))
-	before := owned() // some may end meanwhile, such as idle connections
+	before := owned()
 	if runtime.GOOS == "linux" {
 		require.NotEmpty(t, before, "the list sees nothing")
 	}
@@ -95,7 +95,7 @@ func requireNothingLeft(t *testing.T) func() {
 	}
 }
 
-// Commas separate the lines.
+// In lines, commas separate lines.
 func schedule(t *testing.T, lines string) scenarios.Scenario {
 	t.Helper()
 	s, err := scenarios.Parse("Test.txt", []byte("It happens.\n\n"+strings.ReplaceAll(lines, ", ", "\n")+"\n"))
@@ -120,7 +120,7 @@ func TestRunFails(t *testing.T) {
 		"a fault that never comes into force": {
 			steps: "pause redis, run A until done",
 			change: func(r *scenarios.Runner, _ context.CancelCauseFunc) {
-				r.StepTimeout = 5 * time.Second // the resource must start within it
+				r.StepTimeout = 5 * time.Second
 				r.Service.Fault = func(ctx context.Context, _ scenarios.Step) error {
 					<-ctx.Done()
 					return context.Cause(ctx)

@@ -24,7 +24,7 @@ const (
 	// DefaultStepTimeout is the default of Runner.StepTimeout.
 	DefaultStepTimeout = 30 * time.Second
 	longTTL            = 10 * time.Minute // of other workers: longer than any run
-	longHold           = time.Hour        // of renewal, unless the schedule ends it
+	longHold           = time.Hour
 )
 
 // Runner runs scenarios.

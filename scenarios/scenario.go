@@ -45,7 +45,7 @@ type Scenario struct {
 	Locks []string
 	// Variant is [LockSpec].Variant.
 	Variant string
-	// TokensLost says that tokens regress.
+	// TokensLost says that the hazard makes tokens regress.
 	TokensLost bool
 
 	// Workers has those that differ from the zero Worker.
@@ -69,7 +69,7 @@ type Worker struct {
 	// Victim gives the worker the run's TTL, so that its lease can expire. If another worker gets the lock before that, the run
 	// is inconclusive, unless the victim was killed or reported that it released or lost the lock.
 	Victim bool
-	// NoRenew disables renewal. With renewal only a real freeze ends the lease.
+	// NoRenew disables renewal, with which only a real freeze ends the lease.
 	NoRenew bool
 	// Check makes the worker check its lease before it writes, and give up if it is lost.
 	Check bool
@@ -79,10 +79,10 @@ type Worker struct {
 	// Outlive makes the worker write only after its lease is lost. With renewal it reports its grant only after a first renewal,
 	// so that only the schedule can end the lease.
 	Outlive bool
-	// MaxHold ends renewal that long after the grant; 0: after the run. An earlier grant of a victim's lock shows that the lease
-	// wasn't renewed, and the run is inconclusive.
+	// MaxHold ends renewal that long after the grant; 0: after the run. If another worker gets a victim's lock earlier, the
+	// lease wasn't renewed, and the run is inconclusive.
 	MaxHold history.Duration
-	// Second makes the worker append to a second ledger too.
+	// Second makes the worker also append to a second ledger.
 	Second     bool
 	GetThenDel bool
 }
@@ -298,8 +298,7 @@ func (c *checker) step(st Step) error {
 	return c.fault(st, f)
 }
 
-// server refuses a second fault of a server, even of the next leader, before the undo of the first, which would then undo
-// nothing.
+// server refuses a second fault of a server before the undo of the first: after a change of leader nothing would undo the first.
 func (c *checker) server(st Step, f history.Fault) error {
 	undo := f.Undo + " " + st.Target
 	switch {

@@ -32,7 +32,6 @@ func needs(s scenarios.Scenario, what string) bool {
 	})
 }
 
-// locksOf returns the locks of -backend that have the hazard.
 func locksOf(s scenarios.Scenario) []string {
 	var names []string
 	for _, name := range locks.Names() {
@@ -75,7 +74,6 @@ func (c *cache[S]) Close() (err error) {
 
 var shared cache[open.Servers]
 
-// serversFor returns a lock's servers for s: the test's own if s breaks them.
 func serversFor(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	t.Helper()
 	if s.Faulty() {

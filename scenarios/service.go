@@ -24,7 +24,7 @@ type Service struct {
 	MinSession time.Duration
 	// NoRenew says that leases aren't renewed: hazards that end renewals don't apply.
 	NoRenew bool
-	// NoTokens says that fencing must be off.
+	// NoTokens says that the lock has no fencing tokens: fencing must be off.
 	NoTokens bool
 	// Reentrant says that a client which holds a lock gets it again.
 	Reentrant bool

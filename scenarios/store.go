@@ -51,7 +51,7 @@ type StoreSpec struct {
 	Held bool
 }
 
-// check returns an error if sc can't run over s, which matches [errors.ErrUnsupported] if both are valid.
+// check returns an error if sc can't run over s; it matches [errors.ErrUnsupported] if both are valid.
 func (s *Store) check(sc *Scenario) error {
 	if s != memory && (s.Open == nil || s.Name == "") {
 		return errors.New("scenarios: Runner.Store has no Open or no Name; give it both")
@@ -216,7 +216,7 @@ func (t *storeTarget) read(ctx context.Context) (resource.Record, error) {
 
 type call struct {
 	op    string
-	fence resource.Fence // zero: none
+	fence resource.Fence
 	value string
 }
 
@@ -283,7 +283,7 @@ func effect(before, after resource.Record) (d history.Event, changed bool) {
 		return d, false
 	}
 	d = history.Event{Op: observe.Write, Accepted: true, Value: string(after.Value)}
-	if rose { // otherwise no fence was checked
+	if rose {
 		d.Token, d.Seq, d.Enforced = after.MaxFence.Token, after.MaxFence.Seq, true
 	}
 	if same && d.Seq == 0 {

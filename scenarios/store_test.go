@@ -18,7 +18,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// overRedis runs a hazard over a Redis and calls onEvent.
 func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *stores.Store, key string, e history.Event)) *scenarios.Outcome {
 	t.Helper()
 	s := hazard(t, name)
@@ -38,7 +37,6 @@ func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *sto
 	return o
 }
 
-// is reports whether e is a worker's report, or a fault of a target.
 func is(e history.Event, actorOrTarget, name string) bool {
 	return e.Name == name && (e.Kind == history.KindReport && e.Actor == actorOrTarget || e.Kind == history.KindFault && e.Target == actorOrTarget)
 }
@@ -108,7 +106,6 @@ func TestStoreIsWatched(t *testing.T) {
 	}
 }
 
-// The store's record counts.
 func TestStoreAgainstWorker(t *testing.T) {
 	const key, ledger = "k", "A\n"
 	at := resource.Fence{Token: 7, Seq: 1}
@@ -189,7 +186,7 @@ func TestStoreAgainstOthers(t *testing.T) {
 	}{
 		{func() error { _, err := store.ReadFenced(ctx, key, resource.Fence{Token: 8}); return err }, history.Read, 8, []string{"read 8 true"}},
 		{func() error { return nil }, history.ReadStale, 7, []string{"read 7 false"}},
-		{func() error { return overwrite("") }, "", 0, []string{"write 0 true"}}, // there was no value
+		{func() error { return overwrite("") }, "", 0, []string{"write 0 true"}},
 		{func() error { return overwrite("A\n") }, history.Wrote, 8, []string{"write 0 true", "write 8 false"}},
 		{func() error { return store.Write(ctx, key, resource.Fence{Token: 9, Seq: 1}, []byte("A\n")) }, history.Wrote, 9, []string{"write 9 true"}},
 	} {

@@ -22,7 +22,6 @@ var storeServers = map[string]func(context.Context, *testbed.Options) (*testbed.
 	stores.DynamoDB: testbed.StartDynamoDB,
 }
 
-// wantsStore reports whether -resource includes a store.
 func wantsStore(name string) bool {
 	return *over == "" || slices.Contains(strings.Split(*over, ","), name)
 }

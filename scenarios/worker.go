@@ -12,7 +12,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// workerChild is a worker's process.
 type workerChild struct {
 	*childSpec
 	*pipe
@@ -68,7 +67,7 @@ func (w *workerChild) run(ctx context.Context, open Open, own OpenStore) (err er
 	return errors.Join(err, w.release(ctx, lease))
 }
 
-// The worker doesn't stop after [history.Held] and [history.Sent].
+// at stops the worker, except after [history.Held] and [history.Sent].
 func (w *workerChild) at(e history.Event) error {
 	return w.report(e, e.Name != history.Held && e.Name != history.Sent)
 }

@@ -60,7 +60,6 @@ func replace(old, changed string) sabotage {
 	})
 }
 
-// intercept passes each command to f, which reports whether it has answered it.
 func intercept(f func(redis.Cmder) bool) sabotage {
 	return func(clients []*redis.Client, b dlock.Backend) dlock.Backend {
 		clients[0].AddHook(hook{f})
@@ -166,7 +165,6 @@ func (b noCleanUp) Release(ctx context.Context, g dlock.Grant) error {
 
 func endedCleanUp(_ []*redis.Client, b dlock.Backend) dlock.Backend { return noCleanUp{b} }
 
-// lasting makes a holder believe in another TTL.
 func lasting(believed func(ttl time.Duration) time.Duration) sabotage {
 	return func(_ []*redis.Client, b dlock.Backend) dlock.Backend {
 		return changed{b, nil, func(g *dlock.Grant, _ uint64) { g.TTL = believed(g.TTL) }}

@@ -16,9 +16,8 @@
 // while a fault is in force, see [Client.Dial]; a second grant, with any token, during a lease in which a server lost its data or
 // its clock jumped.
 //
-// The model is only an oracle: it has no network, clock or client code, where the defects are. pgregory.net/rapid would replace
-// only the 30 lines that shrink a schedule. Those also work on a schedule from a file, and have no time limit, so every machine
-// finds the same one.
+// Schedules aren't generated from the model, which has no network, clock or client code, where the defects are. pgregory.net/rapid
+// would replace only the 30 lines that shrink a schedule; those have no time limit, so every machine finds the same one.
 package explore
 
 import (
@@ -48,8 +47,8 @@ import (
 // System is a lock and its servers.
 type System struct {
 	Name    string
-	TTL     time.Duration // of leases
-	Servers int           // at least one
+	TTL     time.Duration
+	Servers int // at least one
 	// Serve starts a server within the bubble.
 	Serve func(t testing.TB) Server
 	// Open opens a client's lock, which connects by c.Dial to c.Addr. A lease may have a method Renew(context.Context) error.
@@ -95,8 +94,8 @@ const (
 	LateRelease  Finding = "release"     // a release succeeded after a grant to another client
 	Corrupted    Finding = "corrupted"   // the judge calls the history violated
 	Impossible   Finding = "impossible"  // the model has no such run
-	Stuck        Finding = "stuck"       // a client didn't get a free lock, or a call didn't return, see System.Wait
-	WrongError   Finding = "wrong error" // a call failed without a fault of its client or a server
+	Stuck        Finding = "stuck"       // a free lock was not granted, or a call didn't return, see System.Wait
+	WrongError   Finding = "wrong error" // a call failed although its client and the servers had no fault
 	WrongAnswer  Finding = "store"       // System.Store broke a rule of resource.Store
 )
 
@@ -161,7 +160,7 @@ type world struct {
 	latest  int
 	drifted bool           // a server's clock has jumped. Locks must tolerate a first jump of 1 % of the usual TTL, as drift
 	forgot  time.Time      // when a server last lost data, or its clock jumped
-	top     resource.Fence // the greatest at the start of a grant since a server last lost data
+	top     resource.Fence // the greatest fence that a grant began with since a server last lost data
 }
 
 // settle is the time after each step: longer than its messages take. The odd nanoseconds keep steps apart from what clients do
@@ -273,14 +272,14 @@ type worker struct {
 	grants    int
 	grant     int // the last one's number
 	called    time.Time
-	overtaken bool            // another client was granted the lock before it began
-	asked     time.Time       // when the call began that acquired or last renewed the lease
-	lease     scenarios.Lease // nil: it holds none
-	old       scenarios.Lease // the previous one
+	overtaken bool      // another client was granted the lock before it began
+	asked     time.Time // when the call began that acquired or last renewed the lease
+	lease     scenarios.Lease
+	old       scenarios.Lease
 	fence     resource.Fence
 	at        string // the last call under the lease
 	ledger    string
-	release   bool // it has begun
+	release   bool
 
 	said bool          // before-write is reported, see Play
 	gap  chan struct{} // closed when the release continues, see Play
@@ -724,7 +723,7 @@ func (k *worker) finished(what string, err error) {
 		if err == nil {
 			k.asked = k.called
 			k.exclusive()
-			if k.overtaken && k.sys.Together == 0 { // those share a lease
+			if k.overtaken && k.sys.Together == 0 {
 				k.found(LateRenewal, "%s has renewed its lease though another has been granted the lock since", k.actor)
 			}
 		}

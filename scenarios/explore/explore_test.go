@@ -95,7 +95,6 @@ func client(c *explore.Client, server int) *redis.Client {
 	})
 }
 
-// owned closes its clients, too.
 type owned struct {
 	scenarios.Lock
 	closers []func() error
@@ -388,7 +387,6 @@ func TestMended(t *testing.T) {
 	}
 }
 
-// most is the maximum number of schedules for a defect.
 const most = 600
 
 // few is n, or less under the race detector, which slows schedules down fivefold.

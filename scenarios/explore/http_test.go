@@ -180,7 +180,6 @@ func (s *bubbleHTTP) Now() time.Time {
 
 func (s *bubbleHTTP) Since(t time.Time) time.Duration { return s.Now().Sub(t) }
 
-// pipes is a net.Listener.
 type pipes chan net.Conn
 
 func (p pipes) Accept() (net.Conn, error) {

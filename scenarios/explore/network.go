@@ -20,19 +20,19 @@ const (
 // Client is one process's network to the servers, with the schedule's faults.
 type Client struct {
 	Name string
-	TTL  time.Duration // of leases
+	TTL  time.Duration
 	// Gap, if not nil, is called between the requests of a non-atomic release.
 	Gap func() error
 
 	dial     func(server int) (net.Conn, error)
-	greeting int           // messages each way
+	greeting int
 	latency  time.Duration // each client has its own, so that no two events coincide
 
 	mu      sync.Mutex
 	dead    bool
-	frozen  bool    // what it sends stays in the process, what is sent to it in the network
-	freeze  int     // requests until it freezes; 0: never
-	flows   []fault // by server
+	frozen  bool // what it sends stays in the process, what is sent to it in the network
+	freeze  int  // requests until it freezes; 0: never
+	flows   []fault
 	conns   []*conn
 	opened  int
 	asked   map[string]bool // requests of closed connections that had no reply
@@ -254,7 +254,7 @@ func (k *conn) close() {
 	_ = k.ends[1].Close()
 }
 
-// c.mu is held.
+// The caller holds c.mu.
 func (c *Client) changed() {
 	close(c.change)
 	c.change = make(chan struct{})

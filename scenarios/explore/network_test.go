@@ -100,7 +100,6 @@ func TestKilledSendsNothing(t *testing.T) {
 	})
 }
 
-// wire is a client and a server that record what they read.
 type wire struct {
 	t      *testing.T
 	client net.Conn

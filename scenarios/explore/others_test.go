@@ -22,7 +22,7 @@ import (
 // drift is the allowance for clock drift on a lease of a second.
 const drift = 12 * time.Millisecond
 
-// others are locks of other libraries, without tokens. For redsync's missing verbs see TestRedsyncValue.
+// others are locks of other libraries, without tokens. TestRedsyncValue says why redsync lacks two verbs.
 var others = []explore.System{onBSM(drift), without(onRedsync(5), explore.Hold, explore.Pause)}
 
 var shortcomings = []flaw{

@@ -16,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Schedules that break a lock in virtual time break it on real Redis servers, in the same steps.
 func TestReplay(t *testing.T) {
 	schedules, _ := recorded(t, "testdata/defects.txt")
 	more, _ := recorded(t, "testdata/others.txt")

@@ -50,7 +50,7 @@ func TestRandom(t *testing.T) {
 }
 
 func TestRandomWorkers(t *testing.T) {
-	count := map[int]int{} // schedules, by the last worker
+	count := map[int]int{}
 	for seed := range uint64(800) {
 		last := 0
 		for _, st := range systems[0].Random(seed, 24) {

@@ -468,7 +468,7 @@ func (j *judge) final(e *Event) {
 func (j *judge) end() {
 	written := false
 	for _, name := range j.declared {
-		j.key(name) // even without events
+		j.key(name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.keys)) {
 		written = written || j.keys[name].written

@@ -50,7 +50,6 @@ func withoutTokens(events []history.Event) []history.Event {
 	return events
 }
 
-// change returns an edit of the first event of that actor or target and that name.
 func change(who, name string, to func(e *history.Event)) func([]history.Event) []history.Event {
 	return func(events []history.Event) []history.Event {
 		i := slices.IndexFunc(events, func(e history.Event) bool { return (e.Actor == who || e.Target == who) && e.Name == name })

@@ -47,7 +47,6 @@ func (c *Config) Check(broken Breach, distinct bool) (states int, shortest []Ste
 	return len(visits), nil
 }
 
-// key identifies a state.
 func (s *State) key(distinct bool) string {
 	var room [MaxWorkers][32]byte
 	var workers [MaxWorkers][]byte

@@ -24,13 +24,13 @@ type Config struct {
 	AcceptEqual bool // the store accepts a fence equal to the greatest
 	IgnoreSeq   bool // the store compares tokens only
 	ForgetFence bool // a crash of the store loses only its fence
-	LoseValue   bool
+	LoseValue   bool // a crash of the store loses the value
 	NoRaise     bool // a fenced read doesn't raise the fence
 	StaleReads  bool // the store accepts every fenced read
 	ApplyStale  bool // the store reports a stale write as refused, but applies it
 	ReleaseAny  bool // a release frees the lock, whoever holds it
 	RenewAny    bool // a renewal succeeds, whoever holds the lock
-	LateToken   bool
+	LateToken   bool // the token is read after the grant
 	Regress     bool // the lock service may lose data, and repeat or lower tokens
 }
 

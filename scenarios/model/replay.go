@@ -58,7 +58,7 @@ type replay struct {
 	told    bool     // the store got tokens
 	tokens  []uint64 // the model uses their ranks
 	workers []string
-	gone    []string // workers that have ended
+	gone    []string
 }
 
 // point is a possible state, with replies that workers have not reported yet.

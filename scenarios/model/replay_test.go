@@ -127,7 +127,7 @@ func record(c Config, steps []Step) []history.Event {
 		case Crash:
 			events = append(events, history.Event{Actor: "controller", Kind: history.KindFault, Name: "kill", Target: "resource"})
 			refused = 0
-		case AcquireOnly, ReadToken, Expire, Renew: // unreported
+		case AcquireOnly, ReadToken, Expire, Renew:
 		}
 		if write || step.Verb == Read || step.Verb == ReadRefused {
 			events = append(events, decision)

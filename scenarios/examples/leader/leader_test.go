@@ -45,7 +45,7 @@ func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		leading, other, stopped := make(chan context.Context, 1), make(chan struct{}, 1), make(chan struct{})
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Lock: &resourcelock.LeaseLock{
-				LeaseMeta: meta.ObjectMeta{Namespace: "locks", Name: fmt.Sprintf("%x", sha256.Sum256([]byte(key)))}, // a DNS name
+				LeaseMeta: meta.ObjectMeta{Namespace: "locks", Name: fmt.Sprintf("%x", sha256.Sum256([]byte(key)))},
 				Client:    client, LockConfig: resourcelock.ResourceLockConfig{Identity: me},
 			},
 			LeaseDuration: s.TTL, RenewDeadline: s.TTL * 2 / 3, RetryPeriod: s.TTL / 8, // 15 s, 10 s and 2 s by default
