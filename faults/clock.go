@@ -16,23 +16,23 @@ import (
 	"unsafe"
 )
 
-// Clock is the wall clock of one server. It can jump, run fast or slow, or stop. Linux only.
+// Clock is the wall clock of one server, on Linux. It can jump, run fast or slow, or stop.
 //
-// Start the server with [Clock.Env], which preloads a shim for libc's wall clock. In force means that every later read of the clock
-// sees the fault. CLOCK_MONOTONIC, timers and sleeps are unaffected, as on a real machine.
+// Start the server with [Clock.Env], which preloads a shim for libc's wall clock. In force means that every later read of the
+// clock sees the fault. CLOCK_MONOTONIC, timers and sleeps are unaffected, as on a real machine.
 //
-// It works for programs that get the time from libc: Redis, PostgreSQL, the JVM; not for statically linked ones or Go programs.
-// Check with [Clock.Confirm].
+// It works for programs that get the time from libc (Redis, PostgreSQL, the JVM), but not for statically linked ones or Go. Check
+// with [Clock.Confirm].
 //
-// Jumps add up, at any rate. Only one of [Clock.Rate] and [Clock.Hold] can be in force. Heals work with an ended context too.
-// Methods may be called concurrently.
+// Jumps add up, at any rate. [Clock.Rate] and [Clock.Hold] exclude each other. Heals work even with an ended context. Methods may
+// be called concurrently.
 type Clock struct {
 	dir string
 
 	mu    sync.Mutex
 	law   law
-	jumps time.Duration // the sum of those in force
-	rated bool          // a fault sets the rate
+	jumps time.Duration
+	rated bool
 }
 
 // law gives the time shown at the real time now: base + (now - since) * rate, in ns since 1970; as in clockshim.c.
@@ -57,8 +57,8 @@ type clockPage struct {
 
 const maxRate = 1000
 
-// NewClock creates a clock that shows the real time, with the files [Clock.Shim] and [Clock.Page] in the existing directory dir. It
-// compiles the shim with $CC or the system's C compiler. On systems other than Linux the error matches [errors.ErrUnsupported].
+// NewClock creates a clock that shows the real time, with the files [Clock.Shim] and [Clock.Page] in the existing directory dir.
+// It compiles the shim with $CC or the system's C compiler. Except on Linux the error matches [errors.ErrUnsupported].
 func NewClock(ctx context.Context, dir string) (*Clock, error) {
 	c := &Clock{law: law{rate: 1}}
 	if err := c.create(ctx, dir); err != nil {
@@ -81,7 +81,7 @@ func (c *Clock) create(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	if err := buildShim(ctx, c.Shim()); err != nil {
-		_ = os.Remove(c.Shim()) // a part of it, if any
+		_ = os.Remove(c.Shim())
 		return errors.Join(err, os.Remove(c.Page()))
 	}
 	return c.change(func(now int64) law { return law{since: now, base: now, rate: 1} })
@@ -106,8 +106,8 @@ func (c *Clock) Shim() string { return filepath.Join(c.dir, "clockshim.so") }
 // Page returns the path of the file with the time.
 func (c *Clock) Page() string { return filepath.Join(c.dir, "clock") }
 
-// Env returns the server's environment variables: LD_PRELOAD and FENCELAB_CLOCK. In a container, mount Shim and Page at the same
-// paths. Without the page the server exits at once with a message.
+// Env returns the server's environment variables. In a container, mount Shim and Page at the same paths. Without the page the
+// server exits at once.
 func (c *Clock) Env() []string {
 	return []string{"LD_PRELOAD=" + c.Shim(), "FENCELAB_CLOCK=" + c.Page()}
 }
@@ -119,7 +119,7 @@ func (c *Clock) Now() time.Time {
 	return time.Unix(0, c.law.at(time.Now().UnixNano()))
 }
 
-// Offset returns how far the clock is ahead of the real one; negative if behind.
+// Offset returns how far the clock is ahead of the real one.
 func (c *Clock) Offset() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,17 +163,17 @@ func (c *Clock) jump(d time.Duration) error {
 	return nil
 }
 
-// Rate makes the clock run at rate (0 to 1000) times real speed, from what it shows now. The heal undoes the gain or loss at once.
+// Rate makes the clock run at rate (0 to 1000) times real speed, from its current time. The heal undoes the gain or loss at once.
 func (c *Clock) Rate(ctx context.Context, rate float64) (Heal, error) {
 	return injectClock(ctx, fmt.Sprintf("clock rate %v", rate), func() error { return c.run(rate) }, c.restore)
 }
 
-// Hold stops the clock; the heal works like that of [Clock.Rate]. Jumps still move it, so events can coincide exactly with an
-// expiry. A server that waits for its wall clock to advance blocks.
+// Hold stops the clock; its heal is that of [Clock.Rate]. Jumps still move it, so events can coincide exactly with an expiry. A
+// server that waits for its wall clock to advance blocks.
 func (c *Clock) Hold(ctx context.Context) (Heal, error) { return c.Rate(ctx, 0) }
 
 func (c *Clock) run(rate float64) error {
-	if !(rate >= 0 && rate <= maxRate) { // NaN is neither
+	if !(rate >= 0 && rate <= maxRate) { // also rejects NaN
 		return fmt.Errorf("the rate must be from 0 to %d", maxRate)
 	}
 	c.mu.Lock()
@@ -198,8 +198,8 @@ func (c *Clock) restore() error {
 	return nil
 }
 
-// change replaces the law with next(the real time). The caller holds mu. Readers wait while changes is odd, and repeat a read that
-// began before, or a clock that is being stopped could go back.
+// change replaces the law with next(the real time). The caller holds mu. Readers wait while changes is odd and repeat a read that
+// began before; otherwise a clock that is being stopped could go back.
 func (c *Clock) change(next func(now int64) law) error {
 	f, err := os.OpenFile(c.Page(), os.O_RDWR, 0)
 	if err != nil {

@@ -44,7 +44,6 @@ func startRedis(t *testing.T) (*faults.Clock, *redis.Client) {
 	return s.Clock, client
 }
 
-// requireShows checks that the server's clock follows the Clock, which is offset ahead of the real one.
 func requireShows(t *testing.T, client *redis.Client, clock *faults.Clock, offset time.Duration) {
 	t.Helper()
 	require.Equal(t, offset, clock.Offset())
@@ -106,7 +105,7 @@ func TestClockRate(t *testing.T) {
 		requireBusy(t)(clock.Rate(t.Context(), 2))
 		requireBusy(t)(clock.Hold(t.Context()))
 
-		// Begun at an instant s from before to after, the clock shows s + rate * (now - s).
+		// For a fault that began at an instant s between before and after, the clock shows s + rate * (now - s).
 		at := func(now, s time.Time) time.Time {
 			return s.Add(ahead + time.Duration(rate*float64(now.Sub(s))))
 		}
@@ -134,7 +133,6 @@ func TestClockRate(t *testing.T) {
 	}
 }
 
-// Under a hold time passes by jumps only, so what Redis does is exact to the millisecond.
 func TestClockHold(t *testing.T) {
 	clock, client := startRedis(t)
 	heal := inForce(t)(clock.Hold(t.Context()))
@@ -184,7 +182,7 @@ func TestClockConfirm(t *testing.T) {
 	require.Zero(t, clock.Offset())
 }
 
-// clockReader reads the clock continuously until SIGTERM, and then prints how far it ever went back.
+// clockReader reads the clock continuously until SIGTERM, then prints how far it ever went back.
 const clockReader = `
 #include <signal.h>
 #include <stdio.h>
@@ -206,7 +204,7 @@ int main(void) {
 	printf("%lld\n", back);
 }`
 
-// Readers see laws whole, and a clock that no fault sets back never goes back, even if it is stopped or its rate changes.
+// A clock that no fault sets back never goes back, even if it is stopped or its rate changes.
 func TestClockNeverTorn(t *testing.T) {
 	clock := newClock(t)
 	reader := exec.CommandContext(context.WithoutCancel(t.Context()), compile(t, clockReader))
@@ -244,7 +242,7 @@ func compile(t *testing.T, source string) (program string) {
 	return program
 }
 
-// clockFunctions prints what each function of libc takes for the time, in seconds, and then the monotonic clock.
+// clockFunctions prints the time from each function of libc, in seconds, then the monotonic clock.
 const clockFunctions = `
 #include <stdio.h>
 #include <sys/time.h>
@@ -264,7 +262,6 @@ int main(void) {
 		(long long)now, (long long)at, (long long)iso.tv_sec, (long long)mono.tv_sec);
 }`
 
-// Whichever function a server asks, and the monotonic clock stays real.
 func TestClockFunctions(t *testing.T) {
 	clock := newClock(t)
 	program := compile(t, clockFunctions)
@@ -287,7 +284,6 @@ func TestClockFunctions(t *testing.T) {
 	require.Less(t, mono, before+3600)
 }
 
-// A reader waits while the law is being changed.
 func TestClockReaderWaits(t *testing.T) {
 	clock := newClock(t)
 	page, err := os.ReadFile(clock.Page())
@@ -296,7 +292,7 @@ func TestClockReaderWaits(t *testing.T) {
 		order := binary.NativeEndian
 		order.PutUint64(page, order.Uint64(page)+by)
 		order.PutUint64(page[16:], shown)
-		order.PutUint64(page[24:], math.Float64bits(0)) // stopped
+		order.PutUint64(page[24:], math.Float64bits(0))
 		f, err := os.OpenFile(clock.Page(), os.O_WRONLY, 0)
 		require.NoError(t, err)
 		_, err = f.WriteAt(page, 0)
@@ -367,7 +363,6 @@ func TestClockRefuses(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// A server that can't open the clock's page exits instead of running on the real clock.
 func TestClockWithoutPage(t *testing.T) {
 	clock := newClock(t)
 	cmd := exec.CommandContext(t.Context(), "date")

@@ -18,54 +18,53 @@ const (
 	pass  flow = iota // forward; the end of a stream closes the connection
 	delay             // forward in order, d.delay after arrival
 	hold              // keep in order until the direction passes again
-	drop              // discard, and close the connection once the direction passes again: its stream has a hole
-	shut              // discard and close the connection at once
-	stall             // of a pipe only: keep until the last piece is written, then follow the direction
+	drop              // discard, and close the connection once the direction passes again: the stream has a hole
+	shut
+	stall // of a pipe only: keep until the last piece is written, then follow the direction
 )
 
-// stallTimeout bounds how long a fault waits until forwarded pieces are written.
+// stallTimeout bounds the wait until forwarded pieces are written.
 const stallTimeout = 10 * time.Second
 
-// deadTimeout bounds the wait for the last piece of an ended stream, which a failed write leaves in the pipe.
+// deadTimeout bounds the wait for an ended stream's last piece, which a failed write leaves in the pipe.
 const deadTimeout = stallTimeout / 2
 
-// direction is a toxic that controls one direction of a link, for its whole life: adding and removing the stock toxics doesn't wait
-// for bytes on their way, and can hang (https://github.com/Shopify/toxiproxy/issues/558).
+// direction is a toxic that controls one direction of a link. It is never removed: adding and removing the stock toxics doesn't
+// wait for bytes on their way, and can hang (https://github.com/Shopify/toxiproxy/issues/558).
 //
-// A change is in force once every pipe has applied it, and pieces forwarded before are written to a socket (except for shut, whose
-// caller closes the sockets).
+// A change is in force once every pipe has applied it and all pieces forwarded before are written to a socket (except for shut,
+// whose caller closes the sockets).
 type direction struct {
-	addr      string // of the link
+	addr      string
 	mu        sync.Mutex
 	flow      flow
-	delay     time.Duration      // if the flow is delay
-	closed    bool               // shut for ever
-	epoch     int                // counts the changes of flow
-	faulty    bool               // a fault has claimed the direction
-	holding   bool               // a pipe has kept a piece since the flow last changed
-	pieces    int                // received
-	remaining int                // pieces until target drops; 0: never
-	target    *direction         // this or the opposite direction
-	pipes     map[*pipe]struct{} // those that run
-	changed   chan struct{}      // closed and replaced when anything above or a pipe's epoch changes
+	delay     time.Duration
+	closed    bool
+	epoch     int
+	faulty    bool
+	holding   bool // a piece was kept since the flow last changed
+	pieces    int
+	remaining int // pieces until target drops; 0: never
+	target    *direction
+	pipes     map[*pipe]struct{}
+	changed   chan struct{} // closed and replaced on changes of the above or a pipe's epoch
 }
 
-// pipe is one direction of one connection. Its goroutine owns it; the direction guards epoch.
+// pipe is one direction of one connection. Its goroutine owns it, but the direction guards epoch.
 type pipe struct {
-	epoch     int  // the last change applied
-	flow      flow // once shut it stays so
+	epoch     int
+	flow      flow // once shut, always shut
 	delay     time.Duration
 	source    <-chan *stream.StreamChunk // nil once the stream has ended
-	ended     time.Time                  // when the stream ended
-	queue     []*stream.StreamChunk      // to be forwarded
-	unwritten bool                       // the last piece forwarded may not be written yet
+	ended     time.Time
+	queue     []*stream.StreamChunk
+	unwritten bool // the last piece forwarded may not be written yet
 }
 
 var errFaulty = errors.New("the link has another fault in this direction")
 
 var errStalled = fmt.Errorf("a socket has not taken what was on its way to it for %v", stallTimeout)
 
-// claim reserves the direction for one fault.
 func (d *direction) claim() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -107,7 +106,7 @@ func (d *direction) reopen() {
 	}
 }
 
-// release allows the next fault. It reopens the direction without waiting until it passes.
+// release allows the next fault. It doesn't wait until the direction passes.
 func (d *direction) release() {
 	d.reopen()
 	d.mu.Lock()
@@ -115,7 +114,6 @@ func (d *direction) release() {
 	d.faulty = false
 }
 
-// shut closes every present and future connection.
 func (d *direction) shut() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -141,7 +139,6 @@ func (d *direction) drained(ctx context.Context) error {
 	return d.wait(ctx, func() (bool, error) { return len(d.pipes) == 0, nil })
 }
 
-// wait waits until ok, called with d.mu held, returns true or an error.
 func (d *direction) wait(ctx context.Context, ok func() (bool, error)) error {
 	for {
 		d.mu.Lock()
@@ -173,7 +170,6 @@ func (d *direction) notify() {
 	d.changed = make(chan struct{})
 }
 
-// Pipe runs one direction of one connection. The proxy calls it.
 func (d *direction) Pipe(stub *toxics.ToxicStub) {
 	p := d.join(stub)
 	defer d.leave(p)
@@ -193,7 +189,7 @@ func (d *direction) Pipe(stub *toxics.ToxicStub) {
 		case wait > 0:
 			due = time.After(wait)
 		case p.forwards() && len(p.queue) > 0:
-			source = nil // one piece at a time, so that the sender feels a slow destination
+			source = nil // one piece at a time, so that the sender notices a slow destination
 			output, head = stub.Output, p.queue[0]
 		case p.forwards() && source == nil:
 			stub.Close()
@@ -231,7 +227,7 @@ func (p *pipe) wait() time.Duration {
 	case p.flow != delay:
 		return 0
 	case len(p.queue) > 0:
-		return time.Until(p.queue[0].Timestamp.Add(p.delay)) // the proxy stamps what it reads
+		return time.Until(p.queue[0].Timestamp.Add(p.delay))
 	case p.source == nil:
 		return time.Until(p.ended.Add(p.delay))
 	}
@@ -260,7 +256,7 @@ func (d *direction) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 	if p.epoch != d.epoch {
 		switch {
 		case p.flow == drop || p.flow == shut:
-			p.flow = shut // whatever comes
+			p.flow = shut
 		case (p.flow == hold || p.flow == delay) && d.flow == pass && len(p.queue) > 0:
 			p.flow = pass
 			p.queue = append(p.queue, barrier())

@@ -23,26 +23,24 @@ func runPipe() (v *direction, send func(string), in chan<- *stream.StreamChunk, 
 	return v, send, in, out
 }
 
-// run runs a pipe of v.
 func (d *direction) run() (send func(string), in chan<- *stream.StreamChunk, out <-chan *stream.StreamChunk) {
 	from, to := make(chan *stream.StreamChunk), make(chan *stream.StreamChunk)
 	go d.Pipe(toxics.NewToxicStub(from, to))
 	return func(s string) { from <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }, from, to
 }
 
-// The proxy may have taken a piece and not written it when a fault comes: the fault is in force once the piece is written, and
-// affects all later ones.
+// A piece that the proxy has taken but not yet written must be written before the fault is in force.
 func TestDirectionAwaitsWriting(t *testing.T) {
 	for name, f := range map[string]struct {
 		flow flow
 		by   time.Duration
-		kept []string // what arrives after the heal
+		kept []string
 	}{"Hold": {hold, 0, []string{"b", "", "c"}}, "Delay": {delay, time.Hour, []string{"b", "", "c"}}, "Drop": {drop, 0, nil}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				v, send, in, out := runPipe()
 				send("a")
-				require.Equal(t, "a", string((<-out).Data)) // which is not written until more is asked for
+				require.Equal(t, "a", string((<-out).Data)) // but not written until the next read
 				send("b")
 				var heal Heal
 				var err error
@@ -89,14 +87,13 @@ func TestDirectionAwaitsWriting(t *testing.T) {
 	}
 }
 
-// What one connection has sent stays held when the hold comes into force on another.
 func TestHoldOfTwo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v, send, in, out := runPipe()
 		sendOther, inOther, outOther := v.run()
 		send("a")
 		sendOther("a")
-		<-out // and neither is written until more is asked for
+		<-out // not written until the next read
 		<-outOther
 		send("held")
 		inForce := make(chan error, 1)
@@ -116,7 +113,6 @@ func TestHoldOfTwo(t *testing.T) {
 	})
 }
 
-// If a socket accepts nothing, no fault can be in force, and none is left behind.
 func TestDirectionStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v, send, in, out := runPipe()
@@ -140,13 +136,12 @@ func TestDirectionStalled(t *testing.T) {
 	})
 }
 
-// A pipe whose connection died while writing doesn't block a fault.
 func TestDirectionDead(t *testing.T) {
 	for _, f := range []flow{hold, drop, delay} {
 		synctest.Test(t, func(t *testing.T) {
 			v, send, in, out := runPipe()
 			send("a")
-			require.Equal(t, "a", string((<-out).Data)) // and its writing fails
+			require.Equal(t, "a", string((<-out).Data)) // the write fails
 			send("b")
 			close(in)
 			start := time.Now()
@@ -159,7 +154,6 @@ func TestDirectionDead(t *testing.T) {
 	}
 }
 
-// In virtual time delays are exact, for several pieces at once and for the end of the stream.
 func TestDirectionDelays(t *testing.T) {
 	const d = 10 * time.Second
 	type arrival struct {
@@ -226,7 +220,6 @@ func TestDirectionDelays(t *testing.T) {
 	})
 }
 
-// Several effects are one fault: if one fails, no pipe is affected; if one can't be healed, the others are.
 func TestInjectAllOrNone(t *testing.T) {
 	var effects []effect
 	for range 3 {
@@ -287,7 +280,7 @@ func TestInjectAllOrNone(t *testing.T) {
 	require.Equal(t, before, epochs(), "changes of flow")
 }
 
-// A direction that is closed stays so when the message comes from which on it was to drop everything.
+// The direction stays closed when the message arrives from which it was to drop everything.
 func TestLoseFromClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v, send, in, _ := runPipe()
@@ -300,7 +293,6 @@ func TestLoseFromClosed(t *testing.T) {
 	})
 }
 
-// Refuse waits for all connections, even one that isn't in the proxy's list.
 func TestRefuseAwaitsConnections(t *testing.T) {
 	for _, way := range []stream.Direction{stream.Upstream, stream.Downstream} {
 		link, err := NewLink("127.0.0.1:1")
@@ -327,7 +319,6 @@ func TestRefuseAwaitsConnections(t *testing.T) {
 	}
 }
 
-// Close, too.
 func TestCloseAwaitsConnections(t *testing.T) {
 	for _, way := range []stream.Direction{stream.Upstream, stream.Downstream} {
 		synctest.Test(t, func(t *testing.T) {

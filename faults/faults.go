@@ -1,10 +1,9 @@
-// Package faults injects real faults from outside: it addresses processes by pid and servers by network address. What each stands
-// for:
+// Package faults injects real faults from outside, into processes by pid and into connections to a server. What each stands for:
 //
 //   - [Pause]: garbage collection, a frozen or migrating virtual machine, an exhausted CPU quota, a closed laptop lid.
-//   - [Kill]: a crash, the OOM killer, a power failure. Nothing is cleaned up.
-//   - [Link.HoldRequests]: a packet that arrives late, after its sender has given up or died.
-//   - [Link.LoseReplies]: a request that was applied and whose reply was lost.
+//   - [Kill]: a crash, the OOM killer, a power failure.
+//   - [Link.HoldRequests]: a packet that arrives after its sender has given up or died.
+//   - [Link.LoseReplies]: a request that was applied but whose reply was lost.
 //   - [Link.LoseRequests]: a request that was not applied, which looks the same to its sender.
 //   - [Link.Cut]: a network partition.
 //   - [Link.Delay], [Link.DelayReplies], [Link.DelayRequests]: a slow network or server.
@@ -12,7 +11,7 @@
 //   - [Clock.Jump]: a clock set by an operator, NTP or a hypervisor.
 //   - [Clock.Rate]: a clock that drifts, or that NTP slews.
 //
-// A call that injects a fault returns once the fault is in force; if it fails, it leaves no fault behind.
+// A call that injects a fault returns once it is in force; if it fails, it leaves no fault behind.
 package faults
 
 import (
@@ -20,8 +19,8 @@ import (
 	"sync"
 )
 
-// Heal ends its fault, and no other, and returns once that is done. After a success further calls do nothing; after an error, such
-// as an ended ctx, the fault may still be in force.
+// Heal ends its fault only, and returns once that is done. After a success further calls do nothing; after an error, such as an
+// ended ctx, the fault may still be in force.
 type Heal func(ctx context.Context) error
 
 // Once returns a Heal that calls heal until it succeeds.

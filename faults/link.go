@@ -18,32 +18,34 @@ import (
 // closeTimeout bounds [Link.Close]: the proxy may be dialing.
 const closeTimeout = 10 * time.Second
 
-// Link relays TCP connections from clients to one server through an embedded toxiproxy, and injects faults. A fault affects all
-// present and future connections; give each client its own link to affect it alone. A second fault in one direction is an error.
+// Link relays TCP connections to one server through an embedded toxiproxy, and injects faults. A fault affects all present and
+// future connections; to affect one client alone, give it a link of its own. A second fault in one direction is an error.
 //
-// Except under [Link.Refuse] clients can always connect, and the server sees the connection. When either side ends its stream, the
-// connection is closed for both; under a fault the end is held, delayed or lost like the bytes before it.
+// A fault that discards, holds or delays bytes is in force when no byte that it affects leaves the link. Injecting it fails if the
+// receiver's socket accepts nothing for 10 s.
+//
+// Except under [Link.Refuse] clients can always connect, and the server sees the connection. When either side ends its stream,
+// the connection is closed for both; a fault holds, delays or loses that end like the bytes before it.
 type Link struct {
 	addr     string
 	server   *toxiproxy.ApiServer
 	proxy    *toxiproxy.Proxy
-	requests *direction // from the clients to the server
-	replies  *direction // from the server to the clients
+	requests *direction
+	replies  *direction
 	start    func() error
 	stop     func()
-	release  func() error // gives the port back
+	release  func() error
 	close    func() error
 	memory   *memory // nil: the link listens
 
 	mu     sync.Mutex
-	closed bool // listen fails
+	closed bool
 }
 
-// register adds directions to toxiproxy's global list of toxics.
 var register = sync.OnceFunc(func() { toxics.Register("direction", new(direction)) })
 
-// NewLink returns a link to the server at upstream ("host:port"), listening on a free loopback port. If the server can't be reached
-// when a client connects, the client's connection is closed.
+// NewLink returns a link to the server at upstream ("host:port"), listening on a free loopback port. If the server can't be
+// reached when a client connects, the client's connection is closed.
 func NewLink(upstream string) (*Link, error) {
 	port, release, err := proc.ReservePort()
 	if err != nil {
@@ -93,7 +95,7 @@ func (l *Link) both(f flow, by time.Duration) []effect {
 // Addr returns the address for clients.
 func (l *Link) Addr() string { return l.addr }
 
-// Connections returns how many connections are open.
+// Connections returns the number of open connections.
 func (l *Link) Connections() int {
 	l.requests.mu.Lock()
 	defer l.requests.mu.Unlock()
@@ -107,8 +109,7 @@ func (l *Link) Messages() int {
 	return l.requests.pieces
 }
 
-// Close stops listening, closes every connection and discards held bytes, within seconds. The heal of a fault in force then fails
-// with net.ErrClosed.
+// Close stops listening, closes every connection and discards held bytes, within seconds. Later heals fail with net.ErrClosed.
 func (l *Link) Close() error { return l.close() }
 
 func (l *Link) shut() error {

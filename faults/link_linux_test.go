@@ -16,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/faults"
 )
 
-// While a link refuses, its port can't be given to others. Close releases it.
 func TestLinkReservesPort(t *testing.T) {
 	link, err := faults.NewLink("127.0.0.1:1")
 	require.NoError(t, err)
@@ -36,7 +35,7 @@ func TestLinkReservesPort(t *testing.T) {
 	require.NoError(t, listener.Close())
 }
 
-// A Refuse fails while the link connects to a server that takes nobody, and is over once the server does.
+// A Refuse fails while the link connects to a server that accepts nobody, and is over once the server accepts.
 func TestRefuseOfABusyServer(t *testing.T) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)

@@ -24,7 +24,6 @@ import (
 	"github.com/fencelab/fencelab/internal/testmain"
 )
 
-// server logs lines, and replies to each with "ok " and the line.
 type server struct {
 	listener net.Listener
 	wg       sync.WaitGroup
@@ -67,14 +66,13 @@ func (s *server) serve(conn net.Conn) {
 		s.mu.Lock()
 		s.applied = append(s.applied, lines.Text())
 		s.mu.Unlock()
-		_, _ = fmt.Fprintf(conn, "ok %s\n", lines.Text()) // what is sent is applied, whether its sender still listens or not
+		_, _ = fmt.Fprintf(conn, "ok %s\n", lines.Text()) // even if the sender has gone
 	}
 	_ = conn.Close()
 }
 
 func (s *server) addr() string { return s.listener.Addr().String() }
 
-// stop closes every connection and waits for the server's goroutines.
 func (s *server) stop() {
 	_ = s.listener.Close()
 	s.mu.Lock()
@@ -85,7 +83,6 @@ func (s *server) stop() {
 	s.wg.Wait()
 }
 
-// log returns the lines applied so far that begin with prefix.
 func (s *server) log(prefix string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +124,6 @@ func (c *client) wantReply(t *testing.T, line string) {
 	require.Equal(t, "ok "+line+"\n", got)
 }
 
-// wantNoReply waits until the connection is closed without a reply.
 func (c *client) wantNoReply(t *testing.T) {
 	t.Helper()
 	got, err := c.replies.ReadString('\n')
@@ -136,7 +132,6 @@ func (c *client) wantNoReply(t *testing.T) {
 	require.Empty(t, got)
 }
 
-// wantSilence checks that for a while neither a byte nor EOF arrives.
 func (c *client) wantSilence(t *testing.T) {
 	t.Helper()
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
@@ -160,7 +155,7 @@ func askOften(t *testing.T, s *server) {
 	}
 }
 
-// deliver waits until sockets have accepted all bytes: here more than their buffers take, for a server that doesn't read.
+// The server doesn't read, and gets more bytes than the sockets buffer.
 func TestDeliverIsConfirmed(t *testing.T) {
 	listener := listen(t)
 	link := startLink(t, listener.Addr().String())
@@ -194,7 +189,7 @@ func TestDeliverIsConfirmed(t *testing.T) {
 	require.True(t, bytes.Equal(sent, got), "got %d bytes, want the %d that were sent", len(got), len(sent))
 }
 
-// A cut loses the server's FIN too: a client learns of its death after the heal.
+// A cut loses the server's FIN too: clients learn of its death after the heal.
 func TestCutLosesEnds(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
@@ -213,7 +208,6 @@ func requireRefused(t *testing.T, l *faults.Link) {
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
 
-// TestRefuse also has clients that retry continuously: they get replies before and after, and none meanwhile.
 func TestRefuse(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
@@ -278,7 +272,6 @@ func TestRefuseClosesServerSide(t *testing.T) {
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection to the server is open")
 }
 
-// A failed heal can be called again, and the fault is in force until then.
 func TestRefuseHealedLater(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
@@ -300,7 +293,6 @@ func TestLinkWithoutServer(t *testing.T) {
 	dial(t, link.Addr()).wantNoReply(t)
 }
 
-// Close leaves no goroutine, whatever state the connections are in.
 func TestLinkClose(t *testing.T) {
 	for name, inject := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
 		"held": (*faults.Link).HoldRequests, "lost": (*faults.Link).LoseReplies, "refused": (*faults.Link).Refuse,
@@ -316,7 +308,7 @@ func TestLinkClose(t *testing.T) {
 				c.ask(t, "before")
 				heal := inForce(t)(inject(link, t.Context()))
 				for range 3 {
-					_, _ = io.WriteString(c, "x\n") // nobody may be there
+					_, _ = io.WriteString(c, "x\n")
 					askOften(t, s)
 				}
 				switch gone {
@@ -326,7 +318,7 @@ func TestLinkClose(t *testing.T) {
 					s.stop()
 					short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 					defer cancel()
-					_ = heal(short) // the socket of a dead server may take the bytes or not
+					_ = heal(short) // sockets of a dead server may accept the bytes or not
 				}
 				require.NoError(t, link.Close(), "an error says that Close ran into its timeout")
 				require.NoError(t, link.Close())

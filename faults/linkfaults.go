@@ -10,11 +10,11 @@ import (
 type effect struct {
 	dir   *direction
 	flow  flow
-	delay time.Duration // of flow delay
+	delay time.Duration
 }
 
-// inject puts all effects in force as one fault, or none: if one direction is taken or closed, no connection is affected. The
-// heal tries to end all of them.
+// inject puts all effects in force as one fault, or none: if a direction is taken or closed, no connection is affected. The heal
+// tries to end all of them.
 func inject(ctx context.Context, name string, effects ...effect) (Heal, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("faults: %s: %w", name, context.Cause(ctx))
@@ -55,9 +55,8 @@ func (l *Link) Cut(ctx context.Context) (Heal, error) {
 	return inject(ctx, "cut", l.both(drop, 0)...)
 }
 
-// LoseReplies discards the server's bytes: requests are applied, and no client learns of it. In force means that no byte leaves the
-// link for a client. If a client's socket accepts nothing for 10 s, LoseReplies fails. The heal closes every connection accepted
-// before, because its stream may have a hole; it returns when those pass nothing and new ones work.
+// LoseReplies discards the server's bytes: requests are applied, but no client learns of it. The heal closes every connection
+// accepted before, because its stream may have a hole; it returns when those pass nothing and new ones work.
 func (l *Link) LoseReplies(ctx context.Context) (Heal, error) {
 	return inject(ctx, "lose replies", effect{l.replies, drop, 0})
 }
@@ -67,8 +66,8 @@ func (l *Link) LoseRequests(ctx context.Context) (Heal, error) {
 	return inject(ctx, "lose requests", effect{l.requests, drop, 0})
 }
 
-// LoseRequestsFrom is [Link.LoseRequests] from the nth message of the clients on, counted from 1 over all connections. A message is
-// what the link reads at once, including a client's keep-alives.
+// LoseRequestsFrom is [Link.LoseRequests] from the nth message of the clients on, counted from 1 over all connections. A message
+// is what the link reads at once, including keep-alives.
 func (l *Link) LoseRequestsFrom(ctx context.Context, n int) (Heal, error) {
 	return l.loseFrom(ctx, "lose requests", l.requests, n)
 }
@@ -96,9 +95,8 @@ func (l *Link) loseFrom(ctx context.Context, name string, d *direction, n int) (
 	}), nil
 }
 
-// HoldRequests holds the clients' bytes, like a network that delivers late. In force means that no byte leaves the link for the
-// server. Clients notice nothing, and their bytes stay held even if they close the connection or die. If the server's socket
-// accepts nothing for 10 s, HoldRequests fails.
+// HoldRequests holds the clients' bytes, like a network that delivers late. Clients notice nothing, and their bytes stay held
+// even if they close the connection or die.
 //
 // The heal, deliver, forwards the held bytes, in order on each connection, and returns when they are written to the server's
 // socket: the server may not have read them yet. If the server is paused or gone, deliver waits until its ctx ends.
@@ -114,19 +112,18 @@ func (l *Link) AwaitHeld(ctx context.Context) error {
 	return nil
 }
 
-// DelayRequests delays the clients' bytes and the end of their streams by at least d, without loss or reordering. In force means
-// that no byte leaves the link for the server less than d after the link read it. If the server's socket accepts nothing for 10 s,
-// DelayRequests fails. The heal forwards delayed bytes at once, in order, and returns when they are written to the server's socket.
+// DelayRequests delays the clients' bytes and the end of their streams by at least d after the link read them, without loss or
+// reordering. The heal forwards delayed bytes at once, in order, and returns when they are written to the server's socket.
 func (l *Link) DelayRequests(ctx context.Context, d time.Duration) (Heal, error) {
 	return late(ctx, "delay requests", d, effect{l.requests, delay, d})
 }
 
-// DelayReplies delays the server's bytes as [Link.DelayRequests] delays those of clients.
+// DelayReplies is [Link.DelayRequests] for the server's bytes.
 func (l *Link) DelayReplies(ctx context.Context, d time.Duration) (Heal, error) {
 	return late(ctx, "delay replies", d, effect{l.replies, delay, d})
 }
 
-// Delay is [Link.DelayRequests] and [Link.DelayReplies] at once, by d each. Connecting takes no longer.
+// Delay is [Link.DelayRequests] and [Link.DelayReplies] at once. Connecting takes no longer.
 func (l *Link) Delay(ctx context.Context, d time.Duration) (Heal, error) {
 	return late(ctx, "delay", d, l.both(delay, d)...)
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/fencelab/fencelab/internal/testmain"
 )
 
-// tickerFile makes the test binary a ticker: a process that counts in the file named by this variable.
+// tickerFile names a file, and makes the test binary a ticker: a process that counts in it.
 const tickerFile = "FAULTS_TEST_TICKER"
 
 func TestMain(m *testing.M) {
@@ -48,7 +48,6 @@ func mapTicks(path string) (*ticks, []byte, error) {
 	return (*ticks)(unsafe.Pointer(unsafe.SliceData(mem))), mem, nil
 }
 
-// tick counts until standard input ends.
 func tick(path string) error {
 	counters, _, err := mapTicks(path)
 	if err != nil {
@@ -68,7 +67,7 @@ func tick(path string) error {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				runtime.LockOSThread() // and end with it locked: the thread ends too
+				runtime.LockOSThread() // a locked thread ends with its goroutine
 				counters[2].Add(1)
 			}()
 			<-ended
@@ -83,7 +82,6 @@ type ticker struct {
 	counters *ticks
 }
 
-// startTicker returns a process all of whose counters advance.
 func startTicker(t *testing.T) *ticker {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ticks")
@@ -94,7 +92,7 @@ func startTicker(t *testing.T) *ticker {
 
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.CommandContext(context.Background(), exe) // ended by reap
+	cmd := exec.CommandContext(context.Background(), exe)
 	cmd.Env = append(os.Environ(), tickerFile+"="+path)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = dieWithParent()
@@ -124,7 +122,6 @@ func (tk *ticker) count() (n [3]uint64) {
 	return n
 }
 
-// awaitTicks waits until every counter has advanced by n.
 func (tk *ticker) awaitTicks(t *testing.T, n uint64) {
 	t.Helper()
 	start := tk.count()
@@ -147,7 +144,6 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// inForce requires that a fault could be injected, and returns its heal.
 func inForce(t *testing.T) func(faults.Heal, error) faults.Heal {
 	t.Helper()
 	return func(heal faults.Heal, err error) faults.Heal {
@@ -157,7 +153,6 @@ func inForce(t *testing.T) func(faults.Heal, error) faults.Heal {
 	}
 }
 
-// requireBusy requires that a fault was refused because of another.
 func requireBusy(t *testing.T) func(faults.Heal, error) {
 	t.Helper()
 	return func(_ faults.Heal, err error) {

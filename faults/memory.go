@@ -10,9 +10,9 @@ import (
 	"github.com/Shopify/toxiproxy/v2/stream"
 )
 
-// NewMemoryLink returns a link to a server in this process: dial connects to it, and clients connect with [Link.Dial]. There are no
-// sockets, so the link also works in virtual time, in a bubble of testing/synctest. There are no buffers either: a write returns
-// when the other side has read its bytes. addr is what [Link.Addr] returns.
+// NewMemoryLink returns a link to a server in this process: dial connects to it, and clients connect with [Link.Dial]. It has no
+// sockets, so it works in virtual time, in a bubble of testing/synctest, and no buffers: a write returns when the other side has
+// read its bytes. [Link.Addr] returns addr.
 func NewMemoryLink(addr string, dial func() (net.Conn, error)) (*Link, error) {
 	l, err := newLink(addr, addr)
 	if err != nil {
@@ -23,7 +23,6 @@ func NewMemoryLink(addr string, dial func() (net.Conn, error)) (*Link, error) {
 	return l, nil
 }
 
-// memory stands in for the proxy's listener and connections.
 type memory struct {
 	dial func() (net.Conn, error)
 
@@ -33,7 +32,6 @@ type memory struct {
 	ends   map[*end]struct{}
 }
 
-// end is the link's end of a connection to a client or to the server.
 type end struct {
 	net.Conn
 	m *memory

@@ -17,11 +17,10 @@ import (
 	"github.com/fencelab/fencelab/faults"
 )
 
-// reader is a client of a link in memory that reads all replies.
 type reader struct {
 	net.Conn
-	got    string        // without "ok "
-	last   time.Duration // when the last reply came
+	got    string // without "ok "
+	last   time.Duration
 	closed bool
 }
 
@@ -36,7 +35,6 @@ func read(conn net.Conn) *reader {
 	return r
 }
 
-// inMemory returns a server, and a link to it in memory.
 func inMemory(t *testing.T) (s *server, link *faults.Link, dial func() *reader) {
 	t.Helper()
 	s = &server{}
@@ -54,7 +52,6 @@ func inMemory(t *testing.T) (s *server, link *faults.Link, dial func() *reader) 
 	}
 }
 
-// say sends a line, as a message of its own.
 func (r *reader) say(t *testing.T, line string) {
 	t.Helper()
 	_, err := io.WriteString(r, line+"\n")
@@ -62,19 +59,18 @@ func (r *reader) say(t *testing.T, line string) {
 	synctest.Wait()
 }
 
-// The effects of each fault while in force, and after the heal, on clients that are there before, come later, send nothing, or are
-// gone by then. In virtual time.
+// The effects of each fault in force, and after the heal, on clients that exist before, come later, send nothing, or have gone.
 func TestLinkFaults(t *testing.T) {
 	slow := func(inject func(*faults.Link, context.Context, time.Duration) (faults.Heal, error), d time.Duration) func(*faults.Link, context.Context) (faults.Heal, error) {
 		return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return inject(l, ctx, d) }
 	}
 	for name, f := range map[string]struct {
 		inject          func(*faults.Link, context.Context) (faults.Heal, error)
-		during          string        // what the server has got of the two lines that are sent meanwhile
-		after           string        // what it has got once the fault is over
-		replies         string        // what the client has got then
-		took            time.Duration // until the replies have come
-		refused, closed bool          // the connection is closed by the heal; during the fault none is accepted
+		during          string        // which of the two lines sent during the fault the server has got
+		after           string        // what the server has got after the heal
+		replies         string        // what the client has got after the heal
+		took            time.Duration // until the replies came
+		refused, closed bool          // no connection is accepted during the fault; the heal closes the connection
 	}{
 		"none":             {func(*faults.Link, context.Context) (faults.Heal, error) { return nothing, nil }, "ab", "ab", "ab", 0, false, false},
 		"Cut":              {(*faults.Link).Cut, "", "", "", 0, false, true},
@@ -99,7 +95,7 @@ func TestLinkFaults(t *testing.T) {
 				send := func(c net.Conn, line string) {
 					_, err := io.WriteString(c, line+"\n")
 					require.Equal(t, f.refused, err != nil)
-					synctest.Wait() // each line is a message
+					synctest.Wait() // makes each line a message of its own
 				}
 				send(c, "a")
 				send(c, "b")
@@ -159,7 +155,7 @@ func TestLinkFaults(t *testing.T) {
 	require.NoError(t, refuses.Close())
 }
 
-// Directions are independent, a failed fault leaves nothing behind, and a heal ends its own fault only.
+// Directions are independent, a failed fault leaves nothing behind, and a heal ends only its own fault.
 func TestFaultsOfOneLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, link, dial := inMemory(t)
@@ -194,11 +190,10 @@ func TestFaultsOfOneLink(t *testing.T) {
 	})
 }
 
-// Messages are counted over all connections.
 func TestLoseFrom(t *testing.T) {
 	for name, c := range map[string]struct {
 		lose func(*faults.Link, context.Context, int) (faults.Heal, error)
-		want []string // what the server gets
+		want []string
 	}{
 		"requests": {(*faults.Link).LoseRequestsFrom, []string{"0", "1", "2", "after", "healed before"}},
 		"replies":  {(*faults.Link).LoseRepliesFrom, []string{"0", "1", "2", "3", "4", "after", "lost", "healed before"}},

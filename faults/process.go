@@ -13,8 +13,8 @@ import (
 // SIGCONT and returns when no thread is stopped; if the process has died, the error matches os.ErrProcessDone. On Linux it never
 // signals a later process with the same pid.
 //
-// Pause refuses, without a signal: a pid below 2, the calling process, a dead process or zombie (os.ErrProcessDone), another user's
-// (os.ErrPermission), and one that is already stopped.
+// Pause refuses, without a signal: a pid below 2, the calling process, a dead process or zombie (os.ErrProcessDone), another
+// user's (os.ErrPermission), and one that is already stopped.
 func Pause(ctx context.Context, pid int) (Heal, error) {
 	p, err := find(ctx, pid)
 	if err != nil {
@@ -57,8 +57,8 @@ func (p *process) resume(ctx context.Context) error {
 	return p.wait(ctx, threads.going)
 }
 
-// Kill kills the process pid with SIGKILL, even if it is stopped. In force means that no thread runs, and that its files, sockets
-// and locks are closed; a zombie may remain. It refuses the pids that [Pause] refuses, but not a stopped process.
+// Kill kills the process pid with SIGKILL. In force means that no thread runs, and that its files, sockets and locks are closed;
+// a zombie may remain. It refuses the pids that [Pause] refuses, except a stopped process's.
 func Kill(ctx context.Context, pid int) error {
 	p, err := find(ctx, pid)
 	if err != nil {
@@ -87,7 +87,7 @@ type process struct {
 type threads struct {
 	total   int
 	stopped int // by a signal
-	dead    int // 1 if the main thread has ended, until the parent reaps the process
+	dead    int // 1 if the main thread has ended, until the process is reaped
 }
 
 func (t threads) gone() bool   { return t.dead == t.total }
@@ -126,7 +126,7 @@ func (p *process) threads(ctx context.Context) (threads, error) {
 	if err != nil {
 		return threads{}, err
 	}
-	// Checked after reading: until the handle's process is reaped, its pid can't be reused.
+	// Checked after reading: the pid can't be reused until the handle's process is reaped.
 	switch err := p.handle.Signal(syscall.Signal(0)); {
 	case errors.Is(err, os.ErrProcessDone):
 		return threads{}, nil

@@ -29,7 +29,7 @@ func threadStates(t *testing.T, pid int) string {
 	for _, file := range files {
 		b, err := os.ReadFile(file)
 		if err != nil {
-			continue // ended since
+			continue
 		}
 		_, state, _ := strings.Cut(string(b), "\nState:\t")
 		states.WriteString(state[:1])
@@ -54,7 +54,7 @@ func TestEveryThread(t *testing.T) {
 	}
 }
 
-// headless ends its main thread, and has another that stays.
+// headless ends its main thread but keeps another.
 const headless = `
 #include <pthread.h>
 #include <unistd.h>
@@ -65,14 +65,13 @@ int main(void) {
 	pthread_exit(NULL);
 }`
 
-// A process whose main thread has ended isn't gone, and can be stopped.
 func TestMainThreadEnded(t *testing.T) {
-	cmd := exec.CommandContext(context.Background(), compile(t, headless)) // ended below
+	cmd := exec.CommandContext(context.Background(), compile(t, headless))
 	cmd.SysProcAttr = dieWithParent()
 	require.NoError(t, cmd.Start())
 	pid := cmd.Process.Pid
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	states := func() string { // in whatever order
+	states := func() string {
 		s := []byte(threadStates(t, pid))
 		slices.Sort(s)
 		return string(s)
@@ -88,10 +87,10 @@ func TestMainThreadEnded(t *testing.T) {
 	require.Empty(t, strings.Trim(states(), "XZ"))
 }
 
-// A process that couldn't be stopped, here because one of its threads is traced, isn't left to stop later.
+// Here the process can't be stopped because a thread is traced. It must not stop later.
 func TestPauseFails(t *testing.T) {
 	tk := startTicker(t)
-	runtime.LockOSThread() // to the kernel, the tracer is a thread
+	runtime.LockOSThread() // for the kernel, the tracer is a thread
 	defer runtime.UnlockOSThread()
 	if err := syscall.PtraceAttach(tk.pid()); err != nil {
 		t.Skip("needs ptrace: ", err)
@@ -106,7 +105,7 @@ func TestPauseFails(t *testing.T) {
 	tk.awaitTicks(t, 1)
 }
 
-// To the kernel, credentials are a thread's: one locked thread gives up root and gets EPERM. It ends with its goroutine.
+// For the kernel, credentials belong to a thread: one locked thread gives up root and gets EPERM. It ends with its goroutine.
 func TestNotPermitted(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to start a process that somebody else may not signal")
@@ -130,7 +129,6 @@ func TestNotPermitted(t *testing.T) {
 	tk.awaitTicks(t, 1)
 }
 
-// openFiles returns how many open files of this process have part in their names.
 func openFiles(t *testing.T, part string) (n int) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
@@ -160,7 +158,7 @@ func TestNoPidfdLeft(t *testing.T) {
 	require.Equal(t, before, openFiles(t, "pidfd"), "after a kill")
 }
 
-// A server may run as another user. Changes of the clock leave neither files open nor memory mapped.
+// A server may run as another user, and changes of the clock must not leak files or mappings.
 func TestClockFiles(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)

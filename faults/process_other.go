@@ -14,7 +14,7 @@ import (
 func readThreads(ctx context.Context, pid int) (threads, error) {
 	state, err := exec.CommandContext(ctx, "ps", "-o", "state=", "-p", strconv.Itoa(pid)).Output()
 	if _, failed := errors.AsType[*exec.ExitError](err); failed && ctx.Err() == nil && len(state) == 0 {
-		return threads{}, nil // no such process
+		return threads{}, nil
 	}
 	if err != nil {
 		return threads{}, fmt.Errorf("ps: %w", err)

@@ -17,7 +17,7 @@ func TestPause(t *testing.T) {
 	paused, control := startTicker(t), startTicker(t)
 	resume := inForce(t)(faults.Pause(t.Context(), paused.pid()))
 	before := paused.count()
-	control.awaitTicks(t, 100) // long enough for a process that runs to tick
+	control.awaitTicks(t, 100) // long enough for a running process to tick
 	require.Equal(t, before, paused.count(), "ticks under a pause")
 
 	_, err := faults.Pause(t.Context(), paused.pid())

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// undoTimeout is how long a Refuse that fails waits for its undo, which goes on after that.
+// undoTimeout bounds the wait for a failed Refuse's undo, which then continues in the background.
 const undoTimeout = time.Second
 
 // Refuse is a partition that clients detect at once. In force means that every connection is closed on both sides, bytes on their
@@ -22,7 +22,7 @@ func (l *Link) Refuse(ctx context.Context) (Heal, error) {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		l.stop() // returns when dialing the server for the last client has succeeded or failed
+		l.stop() // returns when the last dial of the server has succeeded or failed
 	}()
 	listen := Once(func(ctx context.Context) error {
 		select {

@@ -19,8 +19,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Renewal, release and another's acquisition at one instant of the server's clock, in every order: one millisecond before the lease
-// ends, in its last millisecond, and one after.
+// Renewal, release and another client's acquisition at one instant of the server's clock, in every order: one millisecond before
+// the lease ends, in its last millisecond, and one after.
 func TestExpiryRace(t *testing.T) {
 	notExternal(t)
 	needLock(t, locks.Redis)
@@ -88,7 +88,7 @@ func requireOutcome(t *testing.T, op string, err error, works bool, otherwise er
 	require.ErrorIs(t, err, otherwise, op)
 }
 
-// With fast clocks on some of Redlock's nodes there may be two holders at once, depending on how many and how fast. Their tokens grow.
+// With fast clocks on some of Redlock's nodes there may be two holders at once, but their tokens grow.
 func TestClockSkew(t *testing.T) {
 	notExternal(t)
 	needLock(t, locks.Redlock)
@@ -113,13 +113,13 @@ func TestClockSkew(t *testing.T) {
 	defer func() { require.NoError(t, b.Close()) }()
 
 	const ttl = time.Hour
-	for ahead := range len(nodes) + 1 { // nodes whose clocks are fast
+	for ahead := range len(nodes) + 1 {
 		for _, by := range []time.Duration{0, ttl / 2, ttl - time.Millisecond, ttl, ttl + time.Millisecond, 2 * ttl} {
 			t.Run(fmt.Sprintf("%d nodes ahead by %v", ahead, by), func(t *testing.T) {
 				ctx, key := t.Context(), newKey(t)
 				first, err := b.TryAcquire(ctx, dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl})
 				require.NoError(t, err)
-				// A majority of the votes was enough; wait for the others.
+				// A majority was enough; wait for the other votes.
 				for _, c := range clients {
 					require.Eventually(t, func() bool { return c.Exists(ctx, "redlock:{"+key+"}").Val() == 1 }, patience, look)
 				}

@@ -7,14 +7,14 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// tooEarly reports grants before the victim's lease could have expired, and locks that don't renew: only times show those.
+// tooEarly reports what only times show: grants before the victim's lease could have expired, and locks that don't renew.
 func tooEarly(s *Scenario, events []history.Event) (why []string) {
 	doubt := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
-	var holder history.Event // the grant of a victim that believes it holds the lock
+	var holder history.Event // of a victim that believes it holds the lock
 	for _, e := range events {
 		switch {
 		case e.Kind == history.KindFault && fault(e.Name).State == history.Down && e.Target == holder.Actor:
-			holder = history.Event{} // a service that knows that a holder is dead needn't wait
+			holder = history.Event{} // a service that detects the death may grant earlier
 		case e.Kind != history.KindReport:
 		case e.Name == history.Acquired:
 			if early := holder.Until.Sub(e.Time); early > 0 {

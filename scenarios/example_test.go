@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Your own lock and store: any type with the methods of [scenarios.Lock], and any [resource.Store].
+// Your own lock and store: any [scenarios.Lock] and any [resource.Store].
 func ExampleChildWithStore() {
 	openStore := func(_ context.Context, s scenarios.StoreSpec) (resource.Store, error) {
 		return boltstore.Open(filepath.Join(s.Dir, "mine.db"), nil) // your store
@@ -37,7 +37,7 @@ func ExampleChildWithStore() {
 			fmt.Println(err)
 		case got.Verdict != want:
 			fmt.Printf("fencing %s: %v, want %v: %q\n", fencing, got.Verdict, want, got.Findings)
-			fmt.Println(strings.Join(history.Trace(got.Events), "\n")) // what happened, a line an event
+			fmt.Println(strings.Join(history.Trace(got.Events), "\n")) // one line per event
 		}
 	}
 }

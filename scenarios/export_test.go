@@ -15,7 +15,6 @@ func Watch(f history.Fencing, s resource.Store, key string, tell func(history.Ev
 	return t.sync
 }
 
-// InjectLink injects the fault verb between a worker and a server of its lock's.
 func InjectLink(ctx context.Context, verb string, l *faults.Link) (faults.Heal, error) {
 	w := &worker{nodes: []Node{{Name: "server"}}, toLock: map[string]*faults.Link{"server": l}}
 	return injections[verb].links(ctx, w, Step{})
@@ -24,12 +23,10 @@ func InjectLink(ctx context.Context, verb string, l *faults.Link) (faults.Heal, 
 // NoChild undoes a call of Child, until it is called again.
 func NoChild() { childReady.Store(false) }
 
-// OpenOwn is openOwn.
 func OpenOwn(ctx context.Context, open OpenStore, s StoreSpec) (resource.Store, error) {
 	return openOwn(ctx, open, s)
 }
 
 var TooEarly = tooEarly
 
-// Check is check.
 func (s *Service) Check(sc *Scenario, f history.Fencing) error { return s.check(sc, f) }

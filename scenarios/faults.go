@@ -12,8 +12,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// injection injects a fault into a worker's process, its links, the resource, or a server of the lock, and returns its undo, if
-// any, once it is in force. Nil: there is no such fault.
+// injection injects a fault and returns its undo, if any, once the fault is in force. Nil: there is no such fault.
 type injection struct {
 	process  func(ctx context.Context, w *worker) (faults.Heal, error)
 	links    func(ctx context.Context, w *worker, st Step) (faults.Heal, error)
@@ -21,7 +20,7 @@ type injection struct {
 	server   func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, st Step) (faults.Heal, error)
 }
 
-// injections are those of [history.Faults], except faults of certain locks' servers: see [ServerSet].
+// injections has [history.Faults], except those that only certain locks' servers have: see [ServerSet].
 var injections = map[string]injection{
 	"pause": {
 		process: func(ctx context.Context, w *worker) (heal faults.Heal, err error) {
@@ -36,7 +35,7 @@ var injections = map[string]injection{
 		},
 	},
 	"kill": {
-		process: func(ctx context.Context, w *worker) (faults.Heal, error) { // at a checkpoint: it has said all that it has to say
+		process: func(ctx context.Context, w *worker) (faults.Heal, error) { // at a checkpoint, with all reports sent
 			if err := w.With(func(pid int) error { return faults.Kill(ctx, pid) }); err != nil {
 				return nil, err
 			}
@@ -95,7 +94,6 @@ func between(fault func(*faults.Link, context.Context) (faults.Heal, error)) fun
 	}
 }
 
-// heals undo several faults in reverse order.
 type heals []faults.Heal
 
 func (h heals) heal(ctx context.Context) error {

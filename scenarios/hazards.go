@@ -28,7 +28,7 @@ func Hazards() []Scenario {
 	}
 	all, err := Load(folder)
 	if err != nil {
-		panic(err) // a test loads them
+		panic(err)
 	}
 	return all
 }
@@ -68,8 +68,8 @@ func Load(folder fs.FS) ([]Scenario, error) {
 	return all, nil
 }
 
-// Parse reads and checks a hazard, and names it after its file. A sentence says what happens; then come an empty line, settings,
-// and the schedule:
+// Parse reads and checks a hazard, which it names after its file. The text is a sentence that says what happens, an empty line,
+// settings, and the schedule:
 //
 //	locks redis etcd           these have the hazard; without the line, all
 //	variant counters           see LockSpec
@@ -172,7 +172,6 @@ func Format(s Scenario) []byte {
 	return txtar.Format(&archive)
 }
 
-// where is the place of an error; line 0 is the whole file.
 func (s *Scenario) where(line int) string {
 	if s.file == "" {
 		return s.Name
@@ -182,7 +181,6 @@ func (s *Scenario) where(line int) string {
 
 var settings = []string{"locks", "variant", "tokens-lost", "min-ttl", "worker"}
 
-// beginnings are the words that begin a setting or a step.
 func beginnings() []string {
 	names := append(slices.Clone(settings), verbRun)
 	for _, f := range history.Faults {
@@ -238,7 +236,6 @@ func (s *Scenario) line(first string, rest []string, n int) (err error) {
 	return err
 }
 
-// flags are the options without a value.
 func (w *Worker) flags() map[string]*bool {
 	return map[string]*bool{
 		"victim": &w.Victim, "no-renew": &w.NoRenew, "check": &w.Check, "try": &w.Try, "idle": &w.Idle, "outlive": &w.Outlive,
@@ -268,7 +265,6 @@ func parseWorker(options []string) (w Worker, err error) {
 	return w, nil
 }
 
-// parseStep is the inverse of [Step.String].
 func parseStep(verb string, rest []string) (Step, error) {
 	st := Step{Verb: verb}
 	if len(rest) > 0 {

@@ -11,8 +11,8 @@ import (
 
 var errInterrupted = errors.New("interrupted")
 
-// interruptible returns a context that also ends with a signal that would end the process. cleaned raises the signal again, which ends
-// the process once no other run is to clean up.
+// interruptible returns a context that also ends on a signal that would end the process. cleaned raises the signal again, which
+// ends the process once no other run has to clean up.
 func interruptible(ctx context.Context) (_ context.Context, cleaned func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals, caught := make(chan os.Signal, 1), make(chan os.Signal, 1)
@@ -24,17 +24,17 @@ func interruptible(ctx context.Context) (_ context.Context, cleaned func()) {
 	go func() {
 		defer close(caught)
 		if sig, ok := <-signals; ok {
-			signal.Stop(signals) // the next one ends the process at once
+			signal.Stop(signals) // a second signal ends the process at once
 			cancel(errInterrupted)
 			caught <- sig
 		}
 	}()
 	return ctx, func() {
-		signal.Stop(signals) // nothing is sent any more
+		signal.Stop(signals)
 		close(signals)
 		if sig, ok := <-caught; ok {
 			_ = syscall.Kill(os.Getpid(), sig.(syscall.Signal))
-			time.Sleep(100 * time.Millisecond) // another thread may take the signal
+			time.Sleep(100 * time.Millisecond) // another thread may get the signal
 		}
 		cancel(nil)
 	}

@@ -11,20 +11,20 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Lock is what a hazard needs of a lock; [FromLocker] adapts a *dlock.Locker.
+// Lock is the lock under test.
 type Lock interface {
-	Acquire(ctx context.Context, key string) (Lease, error)    // waits
+	Acquire(ctx context.Context, key string) (Lease, error)
 	TryAcquire(ctx context.Context, key string) (Lease, error) // wraps dlock.ErrHeld if another holder has the lock
 	Close() error
 }
 
-// Lease is what a hazard needs of a grant; a *dlock.Handle is one.
+// Lease is one grant; a *dlock.Handle is one.
 type Lease interface {
-	Fence() uint64                     // the fencing token, from 1; 0 if the lock has none, and then fencing must be off
-	TTL() time.Duration                // of the lease, from the grant
-	Until() time.Time                  // the lease must be presumed lost then, unless it is renewed
+	Fence() uint64 // the fencing token, from 1; 0: the lock has none, and fencing must be off
+	TTL() time.Duration
+	Until() time.Time                  // when the lease must be presumed lost, unless renewed
 	Context() context.Context          // ends when the lease is, or must be presumed, lost
-	Release(ctx context.Context) error // wraps dlock.ErrLost if the lease no longer had the lock; may be called concurrently
+	Release(ctx context.Context) error // wraps dlock.ErrLost if the lease had lost the lock; may be called concurrently
 }
 
 // FromLocker adapts a Locker.
@@ -40,7 +40,7 @@ func (l locker) TryAcquire(ctx context.Context, key string) (Lease, error) {
 	return leased(l.Locker.TryAcquire(ctx, key))
 }
 
-// leased returns a nil Lease, not a nil *Handle in one.
+// leased returns a nil Lease instead of a nil *Handle in one.
 func leased(h *dlock.Handle, err error) (Lease, error) {
 	if err != nil {
 		return nil, err
@@ -52,10 +52,10 @@ func leased(h *dlock.Handle, err error) (Lease, error) {
 type Adapter struct {
 	// Get acquires the lock of key. With wait it waits until ctx ends; without, it returns at once.
 	Get func(ctx context.Context, key string, wait bool) (Grant, error)
-	// Held and Lost are the library's errors for a lock that another holder has, and for the release of a lease that was lost. Nil: Get
-	// and Grant.Release wrap dlock.ErrHeld and dlock.ErrLost.
+	// Held and Lost are the library's errors for a held lock and for the release of a lost lease. Nil: Get and Grant.Release wrap
+	// dlock.ErrHeld and dlock.ErrLost.
 	Held, Lost error
-	// Shut frees what the client uses. Nil: nothing.
+	// Shut, if not nil, frees what the client uses.
 	Shut func() error
 }
 
@@ -66,8 +66,8 @@ type Grant struct {
 	Until   time.Time       // as Lease.Until; zero: unknown, and hazards don't run
 	Lost    <-chan struct{} // closed when the lease is lost. Nil: the library doesn't say, and a timer ends the lease at Until
 	Release func(ctx context.Context) error
-	// Renew restarts the lease, and returns its new Until; Release may be called meanwhile. Nil: the library does that by itself, or
-	// never.
+	// Renew restarts the lease, and returns its new Until; Release may be called meanwhile. Nil: the library renews by
+	// itself, or not at all.
 	Renew func(ctx context.Context) (time.Time, error)
 }
 
@@ -118,7 +118,6 @@ func (a Adapter) lease(ctx context.Context, key string, wait bool) (Lease, error
 	return renewable{l}, nil
 }
 
-// whileHeld is a context that ends when lost is closed.
 type whileHeld struct {
 	context.Context
 	lost <-chan struct{}
@@ -139,7 +138,7 @@ type adapted struct {
 	lost  error
 	life  context.Context
 	over  context.CancelFunc
-	timer *time.Timer // ends life at Until. Nil: a renewal doesn't change when it ends
+	timer *time.Timer // ends life at Until. Nil: a renewal doesn't move the end
 
 	mu sync.Mutex
 	g  Grant
@@ -163,7 +162,6 @@ func (l *adapted) Release(ctx context.Context) error {
 	return as(dlock.ErrLost, l.lost, l.g.Release(ctx))
 }
 
-// renewable is a lease that its holder can renew.
 type renewable struct{ *adapted }
 
 // Renew restarts the lease.
@@ -175,7 +173,7 @@ func (l renewable) Renew(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer != nil {
-		if !l.timer.Stop() { // it has ended, and stays so; what the library says is judged
+		if !l.timer.Stop() { // the lease has ended for good; the library's error is judged
 			return nil
 		}
 		l.timer.Reset(time.Until(until))
@@ -184,7 +182,6 @@ func (l renewable) Renew(ctx context.Context) error {
 	return nil
 }
 
-// as wraps err with ours if it is theirs.
 func as(ours, theirs, err error) error {
 	if theirs != nil && errors.Is(err, theirs) {
 		return fmt.Errorf("%w: %w", ours, err)
@@ -197,16 +194,16 @@ type Open func(ctx context.Context, s LockSpec) (Lock, error)
 
 // LockSpec describes the lock that a worker needs.
 type LockSpec struct {
-	Lock    string        // Service.Lock
-	Addrs   []string      // of Service.Nodes
-	TTL     time.Duration // of the leases
+	Lock    string // Service.Lock
+	Addrs   []string
+	TTL     time.Duration
 	Renew   bool          // in the background; HolderPartitioned and WedgedHolder detect a lock that doesn't
-	MaxHold time.Duration // ends the renewals
+	MaxHold time.Duration // ends renewal
 	// MinSession is the servers' shortest session; 0: the usual one.
 	MinSession time.Duration
-	// Variant, if not empty, requests a certain defect. Open returns an error for an unknown one.
+	// Variant, if not empty, names a defect that the lock must have. Open returns an error for an unknown one.
 	Variant string
-	// Gap, if not nil, requests a non-atomic release: GET, Gap, DEL. Open may return an error.
+	// Gap, if not nil, requests a non-atomic release: GET, Gap, DEL. Open may refuse.
 	Gap func() error `json:"-"`
 }
 
@@ -233,12 +230,12 @@ func FromBackend(open func(ctx context.Context, s LockSpec) (dlock.Backend, erro
 	}
 }
 
-// renewEvery is a third of a short TTL, down to a tenth of a long one, which then survives a stall of nine tenths.
+// renewEvery is a third of a short TTL, and a tenth of a long one, which survives a stall of nine tenths.
 func renewEvery(ttl time.Duration) time.Duration {
 	return min(ttl/3, max(ttl/10, 250*time.Millisecond))
 }
 
-// retryingLock retries after lost replies and grants that come too late.
+// retryingLock retries after lost replies and grants that arrive too late.
 type retryingLock struct{ Lock }
 
 func (l retryingLock) Acquire(ctx context.Context, key string) (lease Lease, err error) {
@@ -274,10 +271,10 @@ func (l checkedLock) TryAcquire(ctx context.Context, key string) (Lease, error) 
 	return l.acquire(ctx, func() (Lease, error) { return l.Lock.TryAcquire(ctx, key) })
 }
 
-// acquire retries, if the schedule ends renewals, until a lease has been renewed: otherwise it would end by itself.
+// acquire retries until a lease has been renewed, if only the schedule may end the lease.
 func (l checkedLock) acquire(ctx context.Context, acquire func() (Lease, error)) (Lease, error) {
 	how := l.spec.Worker
-	n := max(2, min(maxTries, int(DefaultStepTimeout/2/max(l.spec.Lock.TTL, time.Millisecond)))) // within a step
+	n := max(2, min(maxTries, int(DefaultStepTimeout/2/max(l.spec.Lock.TTL, time.Millisecond))))
 	for range n {
 		lease, err := acquire()
 		if err != nil {
@@ -289,7 +286,7 @@ func (l checkedLock) acquire(ctx context.Context, acquire func() (Lease, error))
 		if !how.Outlive || how.NoRenew || renewed(ctx, lease) {
 			return lease, nil
 		}
-		_ = lease.Release(ctx) // it is lost
+		_ = lease.Release(ctx)
 	}
 	return nil, fmt.Errorf("the lock's lease has ended %d times without being renewed: with LockSpec.Renew the lock must renew it "+
 		"in the background, and Lease.Until must show that; if the lock doesn't renew, set Service.NoRenew", n)

@@ -31,7 +31,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// A lock service that is down grants nothing, and its leases end by themselves: on every lock.
+// A lock service that is down grants nothing, and its leases end by themselves.
 func TestCoordinatorDown(t *testing.T) {
 	notExternal(t)
 	for _, lock := range locksOf(scenarios.Scenario{}) {

@@ -30,15 +30,14 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Names of stores, for openStore.
 const (
-	own          = "mine"        // without an address: one process's, that forgets all in a crash
-	ownNoBare    = "plain files" // one process's, and always fenced
-	ownCareless  = "careless"    // it looks at no fence
-	ownReads     = "reads don't" // its fenced reads don't raise the fence
-	ownTwice     = "twice"       // it writes everything twice
-	ownElsewhere = "elsewhere"   // its client goes its own way to the server
-	ownFull      = "full"        // its client writes nothing
+	own          = "mine"        // without an address; loses everything in a crash
+	ownNoBare    = "plain files" // without an address; always fenced
+	ownCareless  = "careless"    // ignores fences
+	ownReads     = "reads don't"
+	ownTwice     = "twice"
+	ownElsewhere = "elsewhere" // connects to the server directly, not to StoreSpec.Addr
+	ownFull      = "full"      // discards writes
 	ownFails     = "on fire"
 	ownRaces     = "races"
 	ownNothing   = "nothing"
@@ -46,13 +45,12 @@ const (
 
 const envServer = "FENCELAB_TEST_OWN_SERVER"
 
-// openStore opens the stores of this package's tests.
 func openStore(ctx context.Context, s scenarios.StoreSpec) (resource.Store, error) {
 	switch s.Store {
 	case ownNoBare:
 		return filestore.Open(s.Dir)
 	case ownFails:
-		return nil, fmt.Errorf("the store is on fire: %w", syscall.ENOTSUP) // which is no reason to skip anything
+		return nil, fmt.Errorf("the store is on fire: %w", syscall.ENOTSUP)
 	case ownRaces:
 		race()
 	case ownNothing:
@@ -110,14 +108,12 @@ type full struct{ resource.Overwriter }
 
 func (full) Write(context.Context, string, resource.Fence, []byte) error { return syscall.ENOSPC }
 
-// onServer is a user's store on a server, a Redis.
 func onServer(name string, redis *testbed.Server) *scenarios.Store {
 	s := open.OnServer(stores.Redis, redis)
 	s.Name, s.Server, s.Open = name, "", openStore
 	return s
 }
 
-// durableRedis is a Redis that a test may kill.
 func durableRedis(t *testing.T) *testbed.Server {
 	t.Helper()
 	notExternal(t)
@@ -134,7 +130,6 @@ func hazard(t *testing.T, name string) scenarios.Scenario {
 	return s
 }
 
-// playOver runs a hazard on Redis over a user's store.
 func playOver(t *testing.T, store *scenarios.Store, name string, f history.Fencing) (*scenarios.Outcome, error) {
 	t.Helper()
 	r := onRedis(sharedRedis(t))
@@ -142,7 +137,6 @@ func playOver(t *testing.T, store *scenarios.Store, name string, f history.Fenci
 	return r.Run(t.Context(), hazard(t, name), f)
 }
 
-// Over a user's store the hazards have the same traces.
 func TestOwnStore(t *testing.T) {
 	t.Parallel()
 	sharedRedis(t)
@@ -160,7 +154,7 @@ func TestOwnStore(t *testing.T) {
 	}
 }
 
-// Refusals are counted from the last start, of a server as of the resource's process.
+// Refusals are counted from the last start.
 func TestRefusedBeforeACrash(t *testing.T) {
 	for _, store := range []*scenarios.Store{onredis.Bolt, onServer(own, durableRedis(t))} {
 		r := onRedis(sharedRedis(t))
@@ -174,7 +168,6 @@ func TestRefusedBeforeACrash(t *testing.T) {
 	}
 }
 
-// Without a store the resource keeps its records in memory; only hazards that kill it don't apply.
 func TestWithoutStore(t *testing.T) {
 	o, err := playOver(t, nil, "PauseExceedsTTL", history.FencingOn)
 	require.NoError(t, err)
@@ -185,7 +178,6 @@ func TestWithoutStore(t *testing.T) {
 	require.ErrorContains(t, err, "memory keeps nothing over a kill")
 }
 
-// The hazards detect the defects of a user's store.
 func TestOwnStoreIsFoundOut(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -211,7 +203,6 @@ func TestOwnStoreIsFoundOut(t *testing.T) {
 	}
 }
 
-// Behind the resource's process, the worker's client detects a store whose fenced reads don't raise the fence.
 func TestOwnStoreThatRaisesNoFence(t *testing.T) {
 	t.Parallel()
 	for _, store := range []string{ownCareless, ownReads} {
@@ -221,7 +212,6 @@ func TestOwnStoreThatRaisesNoFence(t *testing.T) {
 	}
 }
 
-// A run that ends while the server is down restarts it.
 func TestOwnStoreIsBack(t *testing.T) {
 	t.Parallel()
 	server := durableRedis(t)
@@ -252,8 +242,8 @@ func TestOwnStoreIsBack(t *testing.T) {
 // partner is a client whose Close fails once its server was killed.
 type partner struct {
 	resource.Store
-	dead *atomic.Int32 // kills so far
-	at   int32         // kills before it was opened
+	dead *atomic.Int32
+	at   int32 // kills before it was opened
 }
 
 func (p partner) Close() error {
@@ -281,7 +271,6 @@ func TestOwnStoreCloses(t *testing.T) {
 	require.Equal(t, history.Safe, o.Verdict)
 }
 
-// A hazard that doesn't apply to a store is unsupported, and other errors say what to change.
 func TestOwnStoreRefuses(t *testing.T) {
 	t.Parallel()
 	addr := sharedRedis(t).URL
@@ -350,7 +339,6 @@ func TestOwnStoreRefuses(t *testing.T) {
 
 var errEnough = errors.New("the user has had enough")
 
-// endAfter cancels a run some time after an event.
 func endAfter(actorOrTarget, name string) func(*scenarios.Runner, context.CancelCauseFunc) {
 	return func(r *scenarios.Runner, cancel context.CancelCauseFunc) {
 		r.OnEvent = func(e history.Event) {
@@ -361,7 +349,6 @@ func endAfter(actorOrTarget, name string) func(*scenarios.Runner, context.Cancel
 	}
 }
 
-// A write that doesn't get to the link can't be delayed, and the error says why.
 func TestOwnStoreNotDelayed(t *testing.T) {
 	t.Setenv(envServer, sharedRedis(t).URL)
 	for name, want := range map[string]string{
@@ -378,7 +365,6 @@ func TestOwnStoreNotDelayed(t *testing.T) {
 	}
 }
 
-// Variants of openLock.
 const (
 	variantNoToken     = "test-no-token"
 	variantNeverRenews = "test-never-renews"
@@ -393,16 +379,15 @@ const (
 	variantCannotClose = "test-cannot-close"
 	variantRaces       = "test-races"
 	variantFailsLate   = "test-fails-late"
-	variantKills       = "test-kills-" // and a worker's name, or "resource"
+	variantKills       = "test-kills-" // followed by a worker's name or "resource"
 	variantHelpers     = "test-helpers"
 )
 
 const (
 	envRedis   = "FENCELAB_TEST_OWN_REDIS"
-	envHelpers = "FENCELAB_TEST_OWN_HELPERS" // a file for their process ids, one a line
+	envHelpers = "FENCELAB_TEST_OWN_HELPERS"
 )
 
-// openLock opens the locks of this package's tests, with the defect that the variant names.
 func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	what := s.Variant
 	if !strings.HasPrefix(what, "test-") {
@@ -429,7 +414,6 @@ func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 	return ownLock{l, what, s.Addrs[0]}, err
 }
 
-// race is a data race.
 func race() {
 	n, done := 0, make(chan struct{})
 	go func() {
@@ -440,7 +424,7 @@ func race() {
 	<-done
 }
 
-// startHelpers starts processes that outlive this one, with its output: one of its group, and one of its own session.
+// startHelpers starts two processes that outlive this one and share its output; the second has its own session.
 func startHelpers() error {
 	pids, err := os.OpenFile(os.Getenv(envHelpers), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -544,13 +528,12 @@ func (l ownLease) Until() time.Time {
 
 func (l ownLease) Release(ctx context.Context) error {
 	err := l.Lease.Release(ctx)
-	if err != nil && l.what == variantFailsLate { // with an error that says nothing
+	if err != nil && l.what == variantFailsLate {
 		return errors.New("the lock server is on fire")
 	}
 	return err
 }
 
-// A lock without tokens has the usual verdicts with fencing off, and can't run with fencing on.
 func TestLockWithoutTokens(t *testing.T) {
 	t.Parallel()
 	sharedRedis(t)
@@ -576,7 +559,6 @@ func TestLockWithoutTokens(t *testing.T) {
 		require.ErrorContains(t, err, "A failed: the lock has granted a lease without a fencing token, Lease.Fence is 0: with fencing "+string(f))
 		require.Equal(t, history.Inconclusive, o.Verdict)
 	}
-	// A direct client of a store with fencing off never sends tokens.
 	r := onRedis(sharedRedis(t))
 	r.Store = onServer(own, sharedRedis(t))
 	s := hazard(t, "PauseExceedsTTL")
@@ -587,7 +569,6 @@ func TestLockWithoutTokens(t *testing.T) {
 	require.Equal(t, withoutTokens(t, "PauseExceedsTTL"), history.Trace(o.Events))
 }
 
-// withoutTokens returns the golden trace with fencing off, as it is for a lock without tokens.
 func withoutTokens(t *testing.T, name string) []string {
 	t.Helper()
 	text := regexp.MustCompile(`(?m)^(\w+ acquired) #\d$`).ReplaceAllString(hazard(t, name).Traces["off"], "$1 none")
@@ -596,14 +577,12 @@ func withoutTokens(t *testing.T, name string) []string {
 	return strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 }
 
-// HolderPartitioned needs a lock that renews, and that loses its lease when cut off; other locks get an error that says what is
-// wrong.
 func TestHolderNotPartitioned(t *testing.T) {
 	redis := sharedRedis(t)
 	for name, c := range map[string]struct {
 		variant string
 		hazard  string
-		ends    bool // the run, by itself
+		ends    bool
 		want    []string
 	}{
 		"a lock that doesn't renew": {variantNeverRenews, "HolderPartitioned", true, []string{
@@ -628,7 +607,7 @@ func TestHolderNotPartitioned(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
 			if !c.ends {
-				r.TTL = 10 * time.Second // the lease must not end by a stall
+				r.TTL = 10 * time.Second // a stall must not end the lease
 				endAfter("A", "cut")(r, cancel)
 			}
 			o, err := r.Run(ctx, s, history.FencingOn)
@@ -640,7 +619,6 @@ func TestHolderNotPartitioned(t *testing.T) {
 	}
 }
 
-// For a service with NoRenew, hazards that end renewals don't apply.
 func TestServiceWithoutRenewals(t *testing.T) {
 	for _, s := range scenarios.Hazards() {
 		if !s.On(locks.Redis) || s.Faulty() {
@@ -692,7 +670,6 @@ func TestOwnLockIsVetted(t *testing.T) {
 	require.NotEqual(t, history.Safe, o.Verdict)
 }
 
-// A binary whose main doesn't call Child isn't started again: it would do there all that it does here.
 func TestRunWithoutChild(t *testing.T) {
 	scenarios.NoChild()
 	defer scenarios.Child(nil)
@@ -703,7 +680,6 @@ func TestRunWithoutChild(t *testing.T) {
 	require.Empty(t, o.Events)
 }
 
-// An Adapter's errors, and how its leases end.
 func TestAdapter(t *testing.T) {
 	held, lost := errors.New("taken"), errors.New("too late")
 	over := make(chan struct{})
@@ -754,7 +730,6 @@ func TestAdapter(t *testing.T) {
 	require.ErrorIs(t, l.Context().Err(), context.Canceled)
 }
 
-// A renewal says what the library says, and moves the end of the lease, unless that has come.
 func TestAdapterRenews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type renewer interface {
@@ -786,7 +761,7 @@ func TestAdapterRenews(t *testing.T) {
 		require.NoError(t, l.(renewer).Renew(t.Context()))
 		require.Equal(t, start.Add(ttl*3/2), l.Until(), "one that has ended stays so")
 		require.Error(t, l.Context().Err())
-		grant.Lost = make(chan struct{}) // the library says when it ends
+		grant.Lost = make(chan struct{})
 		l = acquire()
 		time.Sleep(ttl / 2)
 		require.NoError(t, l.(renewer).Renew(t.Context()))

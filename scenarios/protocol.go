@@ -19,57 +19,54 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Workers and the resource are this binary, started again with a childSpec in the environment. They send messages, as JSON lines,
-// and wait for lines: a worker at each checkpoint, the resource for sync requests.
+// Workers and the resource are this binary, started again with a childSpec in the environment. They send messages as JSON lines.
+// A worker waits for a line at each checkpoint, the resource for sync requests.
 
 const childEnv = "FENCELAB_SCENARIO_CHILD"
 
-// A child's files, after the standard ones.
 const (
-	eventsFile  = 3 // messages to the controller
-	controlFile = 4 // lines from it
+	eventsFile  = 3
+	controlFile = 4
 	listenFile  = 5 // the resource's listener, which outlives its process
 )
 
 type childSpec struct {
-	Name    string // a worker's name, or Resource
+	Name    string
 	Fencing history.Fencing
 
-	// of a worker
 	Lock   LockSpec
 	Keys   []string // the ledgers; the first is the lock's too
-	URL    string   // of the resource, or of the store if Direct
+	URL    string   // of the resource; of the store if Direct
 	Direct bool
-	Store  string // the Store's Name: of a worker that is Direct, and of the resource
-	Sent   bool   // the schedule waits for history.Sent
+	Store  string // Store.Name, for the resource and for a Direct worker
+	Sent   bool
 	Worker Worker
 
-	// of the resource
-	Dir string // where its data is
+	Dir string
 
-	files []*os.File // the child's from listenFile on
+	files []*os.File
 	env   []string
 }
 
 type message struct {
 	Event  *history.Event `json:",omitempty"`
-	Stops  bool           `json:",omitempty"` // the worker waits for a line
-	Synced bool           `json:",omitempty"` // the resource's reply to a sync, after all earlier decisions
+	Stops  bool           `json:",omitempty"`
+	Synced bool           `json:",omitempty"` // the reply to a sync, after all earlier decisions
 
-	Error       string `json:",omitempty"` // why the resource can't be served
+	Error       string `json:",omitempty"`
 	Unsupported bool   `json:",omitempty"` // Error matches errors.ErrUnsupported
 }
 
 var childReady atomic.Bool
 
-// IsChildReady reports whether Child was called: started again, this binary becomes a worker, and doesn't run its tests.
+// IsChildReady reports whether Child was called.
 func IsChildReady() bool { return childReady.Load() }
 
 // Child runs a worker or the resource, and doesn't return, if this process was started as one. Call it first in main or TestMain.
 // open opens the lock under test.
 func Child(open Open) { ChildWithStore(open, nil) }
 
-// ChildWithStore is [Child] for runs over your own [Store], with its Open.
+// ChildWithStore is [Child] for runs over your own [Store].
 func ChildWithStore(open Open, store OpenStore) {
 	childReady.Store(true)
 	text, ok := os.LookupEnv(childEnv)
@@ -88,7 +85,7 @@ func child(text string, open Open, store OpenStore) error {
 	if err := json.Unmarshal([]byte(text), &spec); err != nil {
 		return fmt.Errorf("scenarios: %s: %w", childEnv, err)
 	}
-	syscall.CloseOnExec(eventsFile) // a process that the lock starts may outlive this one
+	syscall.CloseOnExec(eventsFile) // processes that the lock starts may outlive this one
 	syscall.CloseOnExec(controlFile)
 	p := &pipe{out: json.NewEncoder(os.NewFile(eventsFile, "events")), in: bufio.NewScanner(os.NewFile(controlFile, "control"))}
 	if spec.Name == Resource {
@@ -118,7 +115,7 @@ func (p *pipe) wait() error {
 	return nil
 }
 
-// report reports e, and waits for the controller if the child stops there.
+// report reports e and, if stops, waits for the controller.
 func (p *pipe) report(e history.Event, stops bool) error {
 	e.Time, e.Kind = time.Now(), history.KindReport
 	err := p.send(message{Event: &e, Stops: stops})
@@ -130,7 +127,7 @@ func (p *pipe) report(e history.Event, stops bool) error {
 
 type process struct {
 	*proc.Child
-	messages chan message // closed when the child has closed its end
+	messages chan message
 	control  *os.File
 	output   *output
 }
@@ -175,7 +172,7 @@ func start(spec childSpec) (*process, error) {
 		for dec := json.NewDecoder(eventsR); ; {
 			var m message
 			if dec.Decode(&m) != nil {
-				return // the end, or cut off in the middle of a line by a kill
+				return
 			}
 			p.messages <- m
 		}
@@ -184,7 +181,7 @@ func start(spec childSpec) (*process, error) {
 }
 
 func (p *process) tell(ctx context.Context, line string) error {
-	if _, err := fmt.Fprintln(p.control, line); err != nil { // nobody reads any more
+	if _, err := fmt.Fprintln(p.control, line); err != nil {
 		return cmp.Or(p.exit(ctx), fmt.Errorf("tell it %q: %w%s", line, err, p.output))
 	}
 	return nil
@@ -218,7 +215,7 @@ func (p *process) exit(ctx context.Context) error {
 
 func (p *process) end() (last []message, err error) {
 	err = p.Kill()
-	for m := range p.messages { // until its reader has ended
+	for m := range p.messages {
 		last = append(last, m)
 	}
 	p.close()
@@ -238,7 +235,6 @@ func (o *output) Write(b []byte) (int, error) {
 	return o.buf.Write(b)
 }
 
-// String is empty, or begins with a line break.
 func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,7 +11,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// A data race in a worker or in the resource's process, which its exit code tells, fails the run.
 func TestRaceInAChild(t *testing.T) {
 	for name, c := range map[string]struct {
 		store, variant, want string

@@ -22,18 +22,16 @@ import (
 
 // target holds the ledgers of a run, for the controller.
 type target interface {
-	// name is for histories.
 	name() string
 	begin(ctx context.Context, keys []string) error
-	// url is a worker's address, through link if not empty.
+	// url is the address for workers, through link if not empty.
 	url(link string) string
-	// hostPort is the upstream of links.
 	hostPort() string
-	// sync reports decisions so far. told is the worker's report that comes next, or nil.
+	// sync reports new decisions. told is the worker's next report, or nil.
 	sync(ctx context.Context, told *history.Event) error
 	kill(ctx context.Context) error
 	restart(ctx context.Context) error
-	// final returns the ledgers, and the number of refusals since the last start.
+	// final returns the refusals since the last start.
 	final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error)
 	end(ctx context.Context) error
 	close() error
@@ -42,7 +40,7 @@ type target interface {
 type httpResource struct {
 	*Store
 	fencing history.Fencing
-	dir     string // of its data
+	dir     string
 	tell    func(history.Event)
 
 	listener *net.TCPListener
@@ -61,7 +59,7 @@ func (h *httpResource) begin(ctx context.Context, keys []string) error {
 	if err := h.restart(ctx); err != nil {
 		return err
 	}
-	return h.sync(ctx, nil) // fails if the store doesn't open
+	return h.sync(ctx, nil)
 }
 
 func (h *httpResource) hostPort() string { return h.listener.Addr().String() }
@@ -73,12 +71,12 @@ func (h *httpResource) restart(context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }() // the child has its own
+	defer func() { _ = f.Close() }()
 	h.process, err = start(childSpec{Name: Resource, Fencing: h.fencing, Store: h.Name, Dir: h.dir, files: []*os.File{f}})
 	return err
 }
 
-// sync gets the resource's decisions, which must come before what a worker reports of them.
+// sync gets the resource's decisions, to be recorded before workers' reports of them.
 func (h *httpResource) sync(ctx context.Context, _ *history.Event) error {
 	if h.process == nil {
 		return nil
@@ -127,7 +125,6 @@ func (h *httpResource) kill(ctx context.Context) error {
 	return err
 }
 
-// final reads the ledgers, without reporting decisions.
 func (h *httpResource) final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error) {
 	url := h.url("")
 	if refused, err = refusals(ctx, url+"/metrics"); err != nil {
@@ -191,14 +188,14 @@ func (h *httpResource) close() error {
 
 func resourceProcess(spec *childSpec, p *pipe, own OpenStore) error {
 	f := os.NewFile(listenFile, "listener")
-	listener, err := net.FileListener(f) // on a duplicate
+	listener, err := net.FileListener(f)
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("scenarios: resource: %w", err)
 	}
 	store, err := resourceStore(context.Background(), spec, own)
 	if err != nil {
 		err = errors.Join(p.send(message{Error: err.Error(), Unsupported: errors.Is(err, errors.ErrUnsupported)}), listener.Close())
-		_ = p.wait() // for the first sync: ending earlier would break the controller's pipe before it reads the message
+		_ = p.wait() // exiting earlier would break the controller's pipe before it reads the message
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -210,7 +207,7 @@ func resourceProcess(spec *childSpec, p *pipe, own OpenStore) error {
 			}
 		}
 	}()
-	store = observe.Store(store, func(d observe.Decision) { // a dead controller ends us anyway
+	store = observe.Store(store, func(d observe.Decision) { // a dead controller ends this process anyway
 		_ = p.send(message{Event: &history.Event{
 			Time: time.Now(), Kind: history.KindDecision, Op: d.Op, Key: d.Key,
 			Token: d.Fence.Token, Seq: d.Fence.Seq, Seen: d.Seen.Token, SeenSeq: d.Seen.Seq,
@@ -218,7 +215,7 @@ func resourceProcess(spec *childSpec, p *pipe, own OpenStore) error {
 		}})
 	})
 	return server.Serve(ctx, listener, store, server.Options{
-		RequestTimeout: 24 * time.Hour, // a request that is held in the network is the point of some hazards
+		RequestTimeout: 24 * time.Hour, // hazards may hold requests in the network
 		Handler:        resource.HandlerOptions{Unfenced: spec.Fencing == history.FencingOff},
 	})
 }

@@ -32,14 +32,13 @@ func onRedis(redis *testbed.Server) *scenarios.Runner {
 	return &scenarios.Runner{Service: onredis.Service(redis), Store: onredis.Bolt}
 }
 
-// childrenOf lists the children of a process, including zombies.
 func childrenOf(pid int) []int {
 	var pids []int
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range files {
 		stat, err := os.ReadFile(file)
 		if err != nil {
-			continue // it has ended
+			continue
 		}
 		// proc_pid_stat(5): "pid (comm) state ppid ..."
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
@@ -51,7 +50,6 @@ func childrenOf(pid int) []int {
 	return pids
 }
 
-// owned lists this process's children, sockets and pipes.
 func owned() (all []string) {
 	for _, pid := range childrenOf(os.Getpid()) {
 		all = append(all, fmt.Sprint("process ", pid))
@@ -65,19 +63,19 @@ func owned() (all []string) {
 	return all
 }
 
-// requireNothingLeft returns a function that requires that no process, goroutine, socket, pipe or file is left of what was started
-// in between. Processes and sockets are checked on Linux only.
+// requireNothingLeft returns a function that checks that no process, goroutine, socket, pipe or file started since is left.
+// Processes and sockets are checked on Linux only.
 func requireNothingLeft(t *testing.T) func() {
 	t.Helper()
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	goroutines := goleak.IgnoreCurrent()
-	percent := debug.SetGCPercent(-1) // a file that is forgotten would be closed with the garbage
+	percent := debug.SetGCPercent(-1) // the garbage collector would close a forgotten file
 	t.Cleanup(func() { debug.SetGCPercent(percent) })
-	dir, err := testbed.MkdirTemp("first") // starts the watchdog
+	dir, err := testbed.MkdirTemp("first")
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(dir))
-	before := owned() // some may go meanwhile, such as idle connections
+	before := owned()
 	if runtime.GOOS == "linux" {
 		require.NotEmpty(t, before, "the list sees nothing")
 	}
@@ -97,7 +95,7 @@ func requireNothingLeft(t *testing.T) func() {
 	}
 }
 
-// schedule parses a hazard; commas separate the lines.
+// In lines, commas separate lines.
 func schedule(t *testing.T, lines string) scenarios.Scenario {
 	t.Helper()
 	s, err := scenarios.Parse("Test.txt", []byte("It happens.\n\n"+strings.ReplaceAll(lines, ", ", "\n")+"\n"))
@@ -105,14 +103,13 @@ func schedule(t *testing.T, lines string) scenarios.Scenario {
 	return s
 }
 
-// A schedule that can't be carried out ends with an error that says where and why, is never safe, and leaves nothing.
 func TestRunFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		steps   string
 		variant string
 		change  func(*scenarios.Runner, context.CancelCauseFunc)
 		want    string
-		last    string // of the trace; "": that depends
+		last    string // of the trace; "": it varies
 	}{
 		"a lock that nobody frees": {
 			steps:  "run A until read, run B until acquired, run A until done, run B until done",
@@ -123,7 +120,7 @@ func TestRunFails(t *testing.T) {
 		"a fault that never comes into force": {
 			steps: "pause redis, run A until done",
 			change: func(r *scenarios.Runner, _ context.CancelCauseFunc) {
-				r.StepTimeout = 5 * time.Second // the resource must start in it
+				r.StepTimeout = 5 * time.Second
 				r.Service.Fault = func(ctx context.Context, _ scenarios.Step) error {
 					<-ctx.Done()
 					return context.Cause(ctx)
@@ -230,12 +227,11 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
-// A server outlives the run: its faults are undone if the run fails or is interrupted, or if the schedule leaves them in force.
 func TestRunUndoes(t *testing.T) {
 	for _, c := range []struct {
 		steps       string
 		interrupted bool
-		fails       string // the first time
+		fails       string
 		want        []string
 	}{
 		{"pause redis, jump redis 5s, run A until lost, resume redis, run A until done", false, "", []string{"pause redis", "jump redis 5s", "resume redis"}},
@@ -262,12 +258,11 @@ func TestRunUndoes(t *testing.T) {
 			}
 			return nil
 		}
-		_, _ = r.Run(ctx, schedule(t, c.steps), history.FencingOn) // it may fail
+		_, _ = r.Run(ctx, schedule(t, c.steps), history.FencingOn)
 		require.Equal(t, c.want, got)
 	}
 }
 
-// A signal ends a run, which cleans up, and is then raised again. One that the process ignores ends nothing.
 func TestRunInterrupted(t *testing.T) {
 	raised := make(chan os.Signal, 2)
 	signal.Notify(raised, syscall.SIGTERM)
@@ -316,12 +311,11 @@ func TestRunLeavesNothing(t *testing.T) {
 	}
 }
 
-// What a lock starts in a worker holds up the run for seconds at most, and is gone after it unless it has a session of its own.
 func TestRunEndsHelpers(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pids")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	t.Setenv(envHelpers, file)
-	t.Cleanup(func() { // each second helper has a session of its own, and may be there still
+	t.Cleanup(func() { // half of the helpers have sessions of their own
 		b, _ := os.ReadFile(file)
 		for i, pid := range strings.Fields(string(b)) {
 			if n, err := strconv.Atoi(pid); err == nil && i%2 == 1 {
@@ -342,7 +336,7 @@ func TestRunEndsHelpers(t *testing.T) {
 			continue
 		}
 		require.Eventually(t, func() bool {
-			line, err := os.ReadFile("/proc/" + pid + "/cmdline") // empty of a zombie
+			line, err := os.ReadFile("/proc/" + pid + "/cmdline") // empty for a zombie
 			return err != nil || len(line) == 0
 		}, patience, look)
 	}
@@ -360,7 +354,7 @@ func TestRunRefuses(t *testing.T) {
 	require.Equal(t, history.Inconclusive, o.Verdict)
 
 	s = hazard(t, "HolderPartitioned")
-	s.Workers = map[string]scenarios.Worker{"A": {Victim: true, Outlive: true, NoRenew: true}} // that is lost without a cut too
+	s.Workers = map[string]scenarios.Worker{"A": {Victim: true, Outlive: true, NoRenew: true}} // then the lease is lost without a cut
 	r = scenarios.Runner{Service: &scenarios.Service{Lock: "mine"}}
 	o, err = r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
@@ -372,13 +366,12 @@ func TestRunRefuses(t *testing.T) {
 	require.ErrorContains(t, err, `has no server "redis9"`)
 }
 
-// A hazard that did not happen is inconclusive, even if the order of events is as expected.
 func TestHazardDoesNotBite(t *testing.T) {
 	minute := history.Duration(time.Minute)
 	for name, c := range map[string]struct {
 		hazard  string
 		variant string
-		hold    history.Duration // of A
+		hold    history.Duration
 		ttl     time.Duration
 		want    string
 	}{
@@ -405,12 +398,11 @@ func TestHazardDoesNotBite(t *testing.T) {
 	}
 }
 
-// A running holder renews its lease and keeps others out; only the freeze ends the lease.
 func TestOnlyAFreezeEndsTheLease(t *testing.T) {
 	redis := sharedRedis(t)
 	const steps = ", run A until read, run B until done, run A until done"
 	r := onRedis(redis)
-	r.TTL = 3 * time.Second // so long that only a stall of more than two seconds ends the lease
+	r.TTL = 3 * time.Second // only a stall of more than two seconds ends the lease
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	r.OnEvent = func(e history.Event) {
@@ -431,7 +423,6 @@ func TestOnlyAFreezeEndsTheLease(t *testing.T) {
 	require.Equal(t, history.Safe, o.Verdict, "%q", o.Findings)
 }
 
-// A worker that checks its lease gives up if it is lost.
 func TestWorkerGivesUp(t *testing.T) {
 	s := schedule(t, "worker A victim no-renew outlive check, run A until lost-lease, run B until acquired, run A until done, run B until done")
 	o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
@@ -440,7 +431,6 @@ func TestWorkerGivesUp(t *testing.T) {
 	require.Subset(t, history.Trace(o.Events), []string{"A lost", "A lost-lease", "A release-lost", "final [B], 0 refused"})
 }
 
-// Service.Fault gets the steps that affect its servers, and their undos.
 func TestServiceIsTold(t *testing.T) {
 	r := onRedis(sharedRedis(t))
 	var told []string
@@ -462,7 +452,6 @@ func TestServiceIsTold(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A history begins with what is run, and the victim's lease is at least as long as the hazard needs.
 func TestRunDescribed(t *testing.T) {
 	for given, want := range map[time.Duration]time.Duration{0: 300 * time.Millisecond, 400 * time.Millisecond: 400 * time.Millisecond} {
 		r := onRedis(sharedRedis(t))
@@ -480,7 +469,6 @@ func TestRunDescribed(t *testing.T) {
 	}
 }
 
-// A worker that is refused on its first ledger leaves the second alone.
 func TestRefusedOnTheFirstLedger(t *testing.T) {
 	s := schedule(t, "worker A victim second, run A until before-write, pause A, run B until done, resume A, run A until done")
 	o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
@@ -489,7 +477,6 @@ func TestRefusedOnTheFirstLedger(t *testing.T) {
 	require.NotContains(t, strings.Join(history.Trace(o.Events), "\n"), "read #1, ledger 2")
 }
 
-// Pause is the minimum duration of freezes and delays.
 func TestPauseLasts(t *testing.T) {
 	redis := sharedRedis(t)
 	for name, faults := range map[string][2]string{
@@ -505,14 +492,12 @@ func TestPauseLasts(t *testing.T) {
 		at := func(fault string) int {
 			return slices.IndexFunc(o.Events, func(e history.Event) bool { return e.Kind == history.KindFault && e.Name == fault })
 		}
-		// The fault is in force between the worker's last report and its event.
 		last, end := o.Events[at(faults[0])-1], o.Events[at(faults[1])]
 		require.Equal(t, "A", last.Actor)
 		require.GreaterOrEqual(t, end.Time.Sub(last.Time), r.Pause, name)
 	}
 }
 
-// The embedded imitation passes all hazards.
 func TestEmbedded(t *testing.T) {
 	t.Parallel()
 	redis, _ := ownRedis(t, &testbed.Options{Provider: testbed.Embedded})

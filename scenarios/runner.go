@@ -23,19 +23,19 @@ const (
 	DefaultTTL = 250 * time.Millisecond
 	// DefaultStepTimeout is the default of Runner.StepTimeout.
 	DefaultStepTimeout = 30 * time.Second
-	longTTL            = 10 * time.Minute // of workers that are no victims: longer than any run
-	longHold           = time.Hour        // of renewals that the schedule doesn't end
+	longTTL            = 10 * time.Minute // of other workers: longer than any run
+	longHold           = time.Hour
 )
 
 // Runner runs scenarios.
 type Runner struct {
 	// Service is under test. Required.
 	Service *Service
-	// Store is what the workers write to. Nil: a [resource.Memory] behind HTTP, to which ResourceCrash doesn't apply.
+	// Store is what workers write to. Nil: a [resource.Memory] behind HTTP, to which ResourceCrash doesn't apply.
 	Store *Store
 	// TTL is that of the victim's lease. 0: DefaultTTL.
 	TTL time.Duration
-	// Pause is the minimum time between a fault and its undo. 0: the undo follows as soon as the schedule reaches it.
+	// Pause is the minimum time between a fault and its undo.
 	Pause time.Duration
 	// StepTimeout bounds a step, beyond TTL and Pause. 0: DefaultStepTimeout.
 	StepTimeout time.Duration
@@ -51,8 +51,8 @@ type Outcome struct {
 	history.Result
 }
 
-// Run runs s. An error means that the schedule could not be carried out; the outcome then holds the history so far and is never
-// safe. No process is left.
+// Run runs s. An error means that the schedule was not completed; the outcome then holds the history so far and is never safe. No
+// process is left running.
 func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outcome, error) {
 	if r.Store == nil {
 		withMemory := *r
@@ -86,7 +86,7 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 
 func (r *Runner) check(s *Scenario, f history.Fencing, ttl time.Duration) error {
 	switch {
-	case !IsChildReady(): // the binary, started again, would do all over what it does now, perhaps for ever
+	case !IsChildReady(): // it would start itself again, perhaps for ever
 		return errors.New("scenarios: workers and the resource are this binary, started again: call scenarios.Child or " +
 			"ChildWithStore first in main or TestMain")
 	case !slices.Contains(modes, f):
@@ -125,19 +125,19 @@ type run struct {
 	s       *Scenario
 	fencing history.Fencing
 	ttl     time.Duration
-	timeout time.Duration // of a step
-	keys    []string      // the ledgers; the first is the lock's too
+	timeout time.Duration
+	keys    []string // the ledgers; the first is the lock's too
 
 	dir      string
-	resource target // nil before it is made
+	resource target
 	workers  map[string]*worker
-	begun    map[string]begun // by what undoes them: "resume A"
+	begun    map[string]begun // by undo: "resume A"
 	events   []history.Event
 }
 
 type begun struct {
-	since time.Time // of the last
-	heals heals     // none of a server's, which its Service undoes
+	since time.Time
+	heals heals // none for a server, whose Service undoes faults
 }
 
 func (r *run) carryOut(ctx context.Context) (err error) {
@@ -205,7 +205,6 @@ func (r *run) do(ctx context.Context, st Step) error {
 	return nil
 }
 
-// inject returns no heal for a server: its service has that.
 func (r *run) inject(ctx context.Context, st Step) (faults.Heal, error) {
 	inject := injections[st.Verb]
 	switch r.s.kind(st.Target) {
@@ -225,7 +224,7 @@ func (r *run) inject(ctx context.Context, st Step) (faults.Heal, error) {
 	return inject.links(ctx, w, st)
 }
 
-// undo records and undoes a target's faults, in this order: the target's next events come after.
+// undo records the undo first, so that the target's next events come after.
 func (r *run) undo(ctx context.Context, st Step) error {
 	b := r.begun[st.Verb+" "+st.Target]
 	if err := jitter.Sleep(ctx, time.Until(b.since.Add(r.Pause))); err != nil {
@@ -244,7 +243,7 @@ func (r *run) undo(ctx context.Context, st Step) error {
 	return err
 }
 
-// happened records st. The resource's decisions so far have been recorded: with the report that each led to, or by its kill.
+// happened records st, after the resource's decisions so far.
 func (r *run) happened(st Step) {
 	r.add(history.Event{Kind: history.KindFault, Name: st.Verb, Target: st.Target, Peers: st.From, Detail: st.Detail})
 }
@@ -302,7 +301,7 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 	}
 }
 
-// onItsWay waits until the network holds the worker's write, which its last report only announced.
+// onItsWay waits until the network holds the write that the worker has announced.
 func (w *worker) onItsWay(ctx context.Context, name string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -319,7 +318,7 @@ func (w *worker) onItsWay(ctx context.Context, name string) error {
 		case m, ok := <-w.messages:
 			switch {
 			case !ok:
-				_, err := w.next(ctx) // says why
+				_, err := w.next(ctx)
 				return fmt.Errorf("%s: %w", name, err)
 			case m.Event == nil:
 				return fmt.Errorf("%s sent a message without an event", name)

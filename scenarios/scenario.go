@@ -1,16 +1,16 @@
 // Package scenarios shows, on real servers, how locks fail and what fencing does about it.
 //
-// A [Scenario] describes a hazard: a schedule for worker processes that do a read-modify-write of a ledger under a lock. A worker
-// stops at named checkpoints until it is told to continue, so faults are placed by happens-before, and expiry is observed, as the
-// next worker's grant. A [Runner] runs a hazard and records its history; package history judges it.
+// A [Scenario] is a hazard: a schedule for worker processes that read, modify and write a ledger under a lock. Workers stop at
+// checkpoints, so faults are placed by happens-before, and expiry is observed, as the next grant. A [Runner] runs a hazard and
+// records its history; package history judges it.
 //
-// The workers and the resource are the running binary, started again: call [Child], or [ChildWithStore], first in main or TestMain.
-// Both the lock and the store may be your own: [Open] opens any [Lock], and a [Store] any [resource.Store].
+// The workers and the resource are the running binary, started again: call [Child], or [ChildWithStore], first in main or
+// TestMain. The lock and the store may be your own, see [Lock] and [Store].
 //
-// A run, file by file: hazards.go and scenario.go read and check the schedule; runner.go carries it out, with start.go (worker
-// processes and their links), faults.go and servers.go; worker.go is a worker's process, started through protocol.go, on a lock
-// (lock.go); decisions come from the resource's process (resource.go) or from a server's record (store.go); early.go reports grants
-// made before the victim's lease could have expired; package history judges.
+// Files, in the order of a run: hazards.go and scenario.go read and check the schedule; runner.go runs it, with start.go (worker
+// processes and their links), faults.go and servers.go; worker.go is a worker, started through protocol.go, on a lock (lock.go);
+// decisions come from the resource (resource.go) or are inferred from a server's record (store.go); early.go reports grants made
+// before the victim's lease could have expired.
 package scenarios
 
 import (
@@ -31,74 +31,71 @@ const Resource = "resource"
 // LockService is the target of faults of all the lock's servers.
 const LockService = "lock"
 
-// Leader is the target of faults of the cluster's leader. Its undo goes to the server that was hit last, whoever leads by then.
+// Leader is the target of faults of the cluster's leader. The undo goes to the server that was hit.
 const Leader = "leader"
 
 const controller = "controller"
 
-// Scenario is a hazard: one way in which a lock fails. [Parse] reads one from text.
+// Scenario is a hazard.
 type Scenario struct {
-	Name   string // the file's, such as PauseExceedsTTL; also names the recorded run
-	Hazard string // what happens, as a sentence
+	Name   string // the file's; also names the recorded run
+	Hazard string // a sentence that says what happens
 
 	// Locks are the Services that have the hazard; none: all.
 	Locks []string
 	// Variant is [LockSpec].Variant.
 	Variant string
-	// TokensLost says that the hazard resets the lock's source of tokens: tokens must go backwards.
+	// TokensLost says that the hazard makes tokens regress.
 	TokensLost bool
 
-	// Workers are those that differ from the zero Worker.
+	// Workers has those that differ from the zero Worker.
 	Workers map[string]Worker
 	Steps   []Step
 
-	// MinTTL is the minimum TTL of a victim that must survive until the fault: it then survives any shorter stall.
+	// MinTTL is the minimum TTL of the victim, which must survive stalls until the fault.
 	MinTTL history.Duration
 
-	// Expect is the verdict for each applicable fencing mode.
 	Expect map[history.Fencing]history.Verdict
 	// Traces are the golden traces by fencing mode; "unfenced": with fencing off, of direct clients of a store, which send no
 	// tokens.
 	Traces map[string]string
 
-	file  string         // where it was read
-	lines map[string]int // of settings and sections, by their first words
+	file  string
+	lines map[string]int
 }
 
 // Worker describes a worker. The zero Worker's lease is renewed and outlives every run.
 type Worker struct {
-	// Victim gives the worker the run's TTL, so that its lease can expire. The run is inconclusive if another worker gets the
-	// lock before it can have expired, unless the victim was killed, or reported that it released or lost the lock.
+	// Victim gives the worker the run's TTL, so that its lease can expire. If another worker gets the lock before that, the run
+	// is inconclusive, unless the victim was killed or reported that it released or lost the lock.
 	Victim bool
-	// NoRenew disables renewal. Otherwise only a real freeze can end the lease.
+	// NoRenew disables renewal, with which only a real freeze ends the lease.
 	NoRenew bool
 	// Check makes the worker check its lease before it writes, and give up if it is lost.
 	Check bool
-	// Try makes the worker first try to acquire without waiting, and report held.
-	Try bool
-	// Idle keeps the worker from using the resource.
+	// Try makes the worker first try without waiting, and report held.
+	Try  bool
 	Idle bool
-	// Outlive makes the worker write only after its lease is lost. With renewal, the worker reports its grant only once the lease
-	// has been renewed, so that only the schedule can end it.
+	// Outlive makes the worker write only after its lease is lost. With renewal it reports its grant only after a first renewal,
+	// so that only the schedule can end the lease.
 	Outlive bool
-	// MaxHold ends the renewals that long after the grant; 0: after the run. If another worker gets a victim's lock earlier, the
+	// MaxHold ends renewal that long after the grant; 0: after the run. If another worker gets a victim's lock earlier, the
 	// lease wasn't renewed, and the run is inconclusive.
 	MaxHold history.Duration
-	// Second makes the worker also append to a second ledger, under the same grant.
-	Second bool
-	// GetThenDel makes the worker release by GET and DEL, with a gap between them.
+	// Second makes the worker also append to a second ledger.
+	Second     bool
 	GetThenDel bool
 }
 
-// Step is one step of a schedule: "run A until read", or a fault or undo of [history.Faults]. It ends when it has taken effect.
+// Step is "run A until read", a fault or an undo of [history.Faults]. It ends when it has taken effect.
 type Step struct {
-	Verb   string   // "run", a fault or an undo
-	Target string   // a worker, Resource, or servers of the lock: a name, LockService or Leader
-	Until  string   // of run: the report at which the worker stops until its next run
-	From   []string // of cut and refuse: the lock's servers that Target can't reach; none: all
-	Detail string   // of some faults of a server: how large, or which kind
+	Verb   string
+	Target string   // a worker, Resource, LockService, Leader or a server's name
+	Until  string   // of run: the report at which the worker stops
+	From   []string // of cut and refuse: the servers cut off from Target; none: all
+	Detail string   // of some faults of servers
 
-	line int // of the file
+	line int
 }
 
 const verbRun = "run"
@@ -118,7 +115,6 @@ func (st Step) String() string {
 	return strings.Join(words, " ")
 }
 
-// workers are sorted by their first step.
 func (s *Scenario) workers() []string {
 	var names []string
 	for _, st := range s.Steps {
@@ -149,7 +145,6 @@ func (s *Scenario) Faulty() bool {
 
 func (s *Scenario) has(is func(Step) bool) bool { return slices.ContainsFunc(s.Steps, is) }
 
-// leaves reports whether a step puts target, or any target if empty, into a state.
 func (s *Scenario) leaves(target string, state history.State) bool {
 	return s.has(func(st Step) bool {
 		return (target == "" || st.Target == target) && fault(st.Verb).State == state
@@ -161,7 +156,6 @@ func fault(name string) history.Fault {
 	return f
 }
 
-// undone returns the faults that verb undoes.
 func undone(verb string) (names []string) {
 	for _, f := range history.Faults {
 		if f.Undo == verb {
@@ -173,7 +167,7 @@ func undone(verb string) (names []string) {
 
 var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// Check returns everything wrong with the hazard, or nil.
+// Check returns all errors in the hazard, or nil.
 func (s *Scenario) Check() error {
 	var errs []error
 	bad := func(line int, format string, args ...any) {
@@ -224,7 +218,7 @@ func (s *Scenario) Check() error {
 	}
 	for _, target := range slices.Sorted(maps.Keys(c.inForce)) {
 		for _, f := range c.inForce[target] {
-			if !f.From { // what a worker can't reach doesn't matter once it has ended
+			if !f.From { // what a worker can't reach doesn't matter after its end
 				bad(last(f.Name, target), "the %s of %s is not over at the end; add %q", f.Name, target, Step{Verb: f.Undo, Target: target})
 			}
 		}
@@ -240,7 +234,7 @@ func (s *Scenario) Check() error {
 	return nil
 }
 
-// checkName checks a hazard's or worker's name, which becomes part of keys and lines of ledgers.
+// checkName checks a name that becomes part of keys and ledger lines.
 func checkName(name string) error {
 	plain := func(r rune) bool { return r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) }
 	if name == "" || len(name) > 100 || strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
@@ -253,11 +247,11 @@ type checker struct {
 	scenario *Scenario
 
 	inForce       map[string][]history.Fault // by worker or Resource
-	undos         map[string]bool            // what ends the faults of servers: "resume leader"
+	undos         map[string]bool            // in force, of servers: "resume leader"
 	started, done map[string]bool
 
-	loose map[string]string // worker → the report of its last run, if the worker doesn't stop there
-	next  string            // the worker whose write is being delivered
+	loose map[string]string // worker → the report of its last run, if it doesn't stop there
+	next  string            // the worker whose held write has just been delivered
 }
 
 var reports = []string{
@@ -304,8 +298,7 @@ func (c *checker) step(st Step) error {
 	return c.fault(st, f)
 }
 
-// server detects a second fault of a server before the end of the first: the next leader's would hide that of the one before, which
-// nothing would end.
+// server refuses a second fault of a server before the undo of the first: after a change of leader nothing would undo the first.
 func (c *checker) server(st Step, f history.Fault) error {
 	undo := f.Undo + " " + st.Target
 	switch {
@@ -319,7 +312,7 @@ func (c *checker) server(st Step, f history.Fault) error {
 	return nil
 }
 
-// ordered detects races of st with a running worker.
+// ordered refuses steps that would race with a running worker.
 func (c *checker) ordered(st Step) error {
 	if c.next != "" && (st.Verb != verbRun || st.Target != c.next) {
 		return fmt.Errorf("what %s sent has just been delivered, and this step would race with it; add a run of %s first", c.next, c.next)
@@ -394,7 +387,7 @@ func (c *checker) fault(st Step, f history.Fault) error {
 	switch {
 	case injections[st.Verb].process != nil && st.Target != Resource && !c.started[st.Target]:
 		return errors.New("the worker hasn't started by then; add a run first")
-	case twice && !f.From: // these may be from other servers
+	case twice && !f.From: // those may be from other servers
 		return fmt.Errorf("there is no %s of %s before this step; add one, or remove the step", f.Undo, st.Target)
 	case f.State == history.Down && st.Target != Resource:
 		c.done[st.Target] = true

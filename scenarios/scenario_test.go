@@ -18,7 +18,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Each hazard is run by a test of its name, and has a trace for each verdict; -update changes nothing else in its file.
+// Each hazard has a test of its name and a trace for each verdict; -update changes nothing else in its file.
 func TestHazards(t *testing.T) {
 	source, err := os.ReadFile("scenarios_test.go")
 	require.NoError(t, err)
@@ -100,7 +100,6 @@ nothing
 	require.Equal(t, map[string]string{"off": "run ShortNap, fencing off\n", "on": "", "unfenced": "nothing\n"}, got.Traces)
 
 	require.True(t, got.Faulty(), "a server's clock jumps")
-	// It may have been edited on Windows.
 	windows, err := scenarios.Load(fstest.MapFS{"ShortNap.txt": {Data: []byte(strings.ReplaceAll(nap, "\n", "\r\n"))}})
 	require.NoError(t, err)
 	require.Equal(t, all, windows)
@@ -117,7 +116,6 @@ nothing
 	require.ErrorContains(t, err, `scenarios: a.txt:1: it expects no verdict; add a section such as "-- on: safe --"`)
 }
 
-// Errors in a file are reported with their line, and say what is allowed.
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
 		"nap A, run A until done":                             `Test.txt:3: nap A: no line begins with "nap"; these do: locks, variant, tokens-lost, min-ttl, worker, run, pause, resume,`,
@@ -149,7 +147,6 @@ func TestParse(t *testing.T) {
 		"run A until done, -- on: safe --, x, --off: violated --": `Test.txt:6: "--off: violated --" doesn't begin a section; "-- on: safe --", for example, does`,
 		"run A until done, -- on: safe --, x, y,  -- writes: x--": `Test.txt:7: "-- writes: x--" doesn't begin a section`,
 
-		// Races.
 		"run A until before-write, hold A, run A until sent, run B until before-write, deliver A, run B until done, run A until done": "Test.txt:8: run B until done: what A sent has just been delivered, and this step would race with it; add a run of A first",
 		"run A until before-write, hold A, run A until sent, deliver A, kill resource, restart resource, run A until done":            "Test.txt:7: kill resource: what A sent has just been delivered, and this step would race with it",
 		"run A until read, run B until held, run C until acquired, run A until done, run B until done, run C until done":              "Test.txt:5: run C until acquired: B waits for the lock already, and who gets it is left to chance; add a run of B first",

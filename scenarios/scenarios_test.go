@@ -80,7 +80,6 @@ func parallel() {
 	}
 }
 
-// Each hazard and its expectations are in hazards/NAME.txt.
 func TestEtcdSnapshotRestore(t *testing.T)            { runHazard(t) }
 func TestEtcdSnapshotRestoreBumped(t *testing.T)      { runHazard(t) }
 func TestFailoverOvertakesToken(t *testing.T)         { runHazard(t) }
@@ -112,14 +111,14 @@ func TestWorkExceedsTTL(t *testing.T)                 { runHazard(t) }
 func TestWriteDelayedInNetwork(t *testing.T)          { runHazard(t) }
 func TestZooKeeperSequenceResets(t *testing.T)        { runHazard(t) }
 
-// runHazard runs the hazard of the test's name on every lock that has it, in each fencing mode, and compares verdict and trace with
-// its file. With a section "unfenced" it also runs over every store.
+// runHazard compares verdict and trace with the hazard's file, on every lock that has it and in each fencing mode. With a section
+// "unfenced" it also runs over every store.
 func runHazard(t *testing.T) {
 	t.Helper()
 	s, ok := scenarios.Hazard(strings.TrimPrefix(t.Name(), "Test"))
 	require.True(t, ok, "no hazard is named like the test")
 	_, overStores := s.Traces["unfenced"]
-	if !overStores { // otherwise it may kill the store
+	if !overStores {
 		t.Parallel()
 	}
 	if len(locksOf(s)) == 0 {
@@ -143,7 +142,6 @@ func runHazard(t *testing.T) {
 			inEachMode(lock, func(t *testing.T, f history.Fencing) { runOnce(t, serversFor(t, lock, s).On(), onredis.Bolt, s, f) })
 		}
 	}
-	// One lock is enough for the stores: redis, or that of -backend.
 	lock := locksOf(s)[0]
 	if slices.Contains(locksOf(s), locks.Redis) {
 		lock = locks.Redis
@@ -160,11 +158,10 @@ func runHazard(t *testing.T) {
 // stepTimeout allows for restarts and leader elections on a busy machine.
 const stepTimeout = 2 * time.Minute
 
-// fencings are the fencing modes, from the weakest.
 var fencings = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// runOnce runs a hazard once, over the HTTP resource or a store. The trace is the same for all, except with fencing off over a
-// store, whose clients send no tokens.
+// runOnce runs a hazard over the HTTP resource or a store. Traces differ only with fencing off over a store, whose clients send
+// no tokens.
 func runOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s scenarios.Scenario, f history.Fencing) {
 	t.Helper()
 	again, direct := command(t.Name()), store != onredis.Bolt
@@ -202,7 +199,6 @@ func runOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s sce
 	require.NoError(t, err, "no run of the model")
 }
 
-// command returns the command that repeats a test.
 func command(test string) string {
 	var parts []string
 	for part := range strings.SplitSeq(test, "/") {
@@ -218,7 +214,6 @@ func command(test string) string {
 	return line
 }
 
-// golden compares a trace with the hazard's file, or updates the file.
 func golden(t *testing.T, s scenarios.Scenario, mode, got string) {
 	t.Helper()
 	if !*update {
@@ -249,9 +244,8 @@ func save(t *testing.T, path string, events []history.Event) {
 	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o644))
 }
 
-// requireLeases checks what the times of a lock of this module must show: the lease of a killed holder expires before the next
-// grant, and a holder whose lease ends has counted on it no longer than its TTL after the last possible renewal, and not beyond
-// another's grant.
+// requireLeases checks times, for this module's locks: a killed holder's lease expires before the next grant; a holder relies on
+// its lease no longer than TTL after the last possible renewal, and not beyond another's grant.
 func requireLeases(t *testing.T, o *scenarios.Outcome) {
 	t.Helper()
 	var grant, lost, last history.Event // A's
@@ -260,7 +254,7 @@ func requireLeases(t *testing.T, o *scenarios.Outcome) {
 		switch {
 		case e.Name == history.Acquired && e.Actor == "A":
 			grant, last = e, e
-			if e.Until.Sub(e.Time) <= time.Duration(e.TTL)*7/8 { // the Locker may have renewed one that was old at its grant
+			if e.Until.Sub(e.Time) <= time.Duration(e.TTL)*7/8 { // the Locker may have renewed a lease that was old at its grant
 				last.Time = e.Until
 			}
 		case e.Name == history.Acquired && e.Actor == "B" && killed(o, "A"):

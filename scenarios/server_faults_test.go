@@ -20,11 +20,10 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// A cut loses what is sent either way and closes nothing; a refuse closes the connection.
 func TestLinkFaults(t *testing.T) {
 	for verb, closes := range map[string]bool{"cut": false, "refuse": true} {
 		synctest.Test(t, func(t *testing.T) {
-			var ends []net.Conn // the client's and the server's
+			var ends []net.Conn
 			link, err := faults.NewMemoryLink("server", func() (net.Conn, error) {
 				ours, theirs := net.Pipe()
 				ends = append(ends, theirs)
@@ -36,7 +35,7 @@ func TestLinkFaults(t *testing.T) {
 			ends = append(ends, client)
 			heal, err := scenarios.InjectLink(t.Context(), verb, link)
 			require.NoError(t, err)
-			var got [2]string // by each end
+			var got [2]string
 			for i, end := range ends {
 				go func() {
 					_, err := end.Read(make([]byte, 1))
@@ -52,7 +51,6 @@ func TestLinkFaults(t *testing.T) {
 	}
 }
 
-// A promoted replica stays a primary, also in later runs on the same service.
 func TestFailoverIsForGood(t *testing.T) {
 	s := hazard(t, "FailoverReissuesToken")
 	needLock(t, locks.Redis)
@@ -64,7 +62,7 @@ func TestFailoverIsForGood(t *testing.T) {
 	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "resume", Target: "redis"}), "there is nothing that resume would end")
 }
 
-// Several runs may use a service, each with another leader, because the one before was killed.
+// Each run has another leader, because the previous one was killed.
 func TestLeaderOfEachRun(t *testing.T) {
 	t.Parallel()
 	s := hazard(t, "LeaderKilled")
@@ -84,7 +82,7 @@ func TestLeaderOfEachRun(t *testing.T) {
 	}
 }
 
-// A fault of several servers is in force on all or on none, and all of them are undone that can be.
+// The undo continues after errors.
 func TestFaultOfSeveralServers(t *testing.T) {
 	notExternal(t)
 	nodes, err := testbed.StartRedisNodes(t.Context(), 2, options(t))
@@ -96,7 +94,6 @@ func TestFaultOfSeveralServers(t *testing.T) {
 	require.NoError(t, svc.Fault(ctx, scenarios.Step{Verb: "kill", Target: nodes[1].Name}))
 	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "pause", Target: scenarios.LockService}), nodes[1].Name)
 	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "restart", Target: scenarios.LockService}), "there is nothing that restart would end")
-	// A server that was killed isn't paused any more.
 	step := func(verb string) error { return svc.Fault(ctx, scenarios.Step{Verb: verb, Target: nodes[0].Name}) }
 	require.NoError(t, errors.Join(step("pause"), step("kill")))
 	require.ErrorIs(t, step("resume"), os.ErrProcessDone)
@@ -109,7 +106,6 @@ func TestFaultOfSeveralServers(t *testing.T) {
 	}
 }
 
-// After an eviction, the memory limit is restored.
 func TestEvictIsUndone(t *testing.T) {
 	notExternal(t)
 	o := options(t)
@@ -127,7 +123,6 @@ func TestEvictIsUndone(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// Runs leave the data of an external server alone, and tests that would not are skipped.
 func TestExternalIsLeftAlone(t *testing.T) {
 	notExternal(t)
 	server, c := ownRedis(t, options(t))

@@ -16,7 +16,7 @@ type ServerSet struct {
 	Lock    string // Service.Lock
 	Servers []*testbed.Server
 
-	Cluster *testbed.Cluster // whose members are Servers; for the target Leader and the fault isolate
+	Cluster *testbed.Cluster // of Servers; for the target Leader and the fault isolate
 	// Faults are faults of this lock's servers only, by name.
 	Faults map[string]func(ctx context.Context, s *testbed.Server, st Step) error
 }
@@ -55,8 +55,8 @@ func (s ServerSet) Close() error {
 
 type faulty struct {
 	ServerSet
-	leader string                 // the target of the last fault of Leader
-	undo   map[string]faults.Heal // by verb and server
+	leader string // the server hit by the last fault of Leader
+	undo   map[string]faults.Heal
 }
 
 func (f *faulty) step(ctx context.Context, st Step) error {
@@ -119,7 +119,7 @@ func (f *faulty) findLeader(ctx context.Context, st Step) error {
 }
 
 func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
-	if s.Provider == testbed.External { // an address alone doesn't permit losing its data
+	if s.Provider == testbed.External { // its data may matter
 		return fmt.Errorf("it belongs to the user and must not be broken: %w", errors.ErrUnsupported)
 	}
 	if undone(st.Verb) != nil {
@@ -128,7 +128,7 @@ func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
 			return fmt.Errorf("there is nothing that %s would end", st.Verb)
 		}
 		err := undo(ctx)
-		if err == nil || errors.Is(err, os.ErrProcessDone) { // a server that was killed isn't paused any more
+		if err == nil || errors.Is(err, os.ErrProcessDone) { // a killed server is no longer paused
 			delete(f.undo, st.Verb+" "+s.Name)
 		}
 		return err
@@ -144,7 +144,7 @@ func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
 		return fmt.Errorf("the last %s is not over: there was no %s", st.Verb, before)
 	}
 	undo, err := do(ctx, f.Cluster, s, st)
-	if undo != nil && fault(st.Verb).Undo != "" { // perhaps it has come into force in spite of err
+	if undo != nil && fault(st.Verb).Undo != "" { // it may be in force in spite of err
 		f.undo[before] = undo
 	}
 	return err

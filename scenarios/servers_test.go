@@ -32,7 +32,6 @@ func needs(s scenarios.Scenario, what string) bool {
 	})
 }
 
-// locksOf returns the locks of -backend that have the hazard.
 func locksOf(s scenarios.Scenario) []string {
 	var names []string
 	for _, name := range locks.Names() {
@@ -75,7 +74,6 @@ func (c *cache[S]) Close() (err error) {
 
 var shared cache[open.Servers]
 
-// serversFor returns a lock's servers for s: the test's own if s breaks them.
 func serversFor(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	t.Helper()
 	if s.Faulty() {
@@ -89,7 +87,6 @@ func sharedServers(t *testing.T, lock string) open.Servers {
 	return shared.get(lock, func() open.Servers { return start(t, lock, scenarios.Scenario{}) })
 }
 
-// servers starts servers of the test's own.
 func servers(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	t.Helper()
 	all := start(t, lock, s)
@@ -122,7 +119,6 @@ func start(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	return all
 }
 
-// needLock skips a test if -backend excludes its lock.
 func needLock(t *testing.T, lock string) {
 	t.Helper()
 	if len(locksOf(scenarios.Scenario{Locks: []string{lock}})) == 0 {
@@ -130,7 +126,7 @@ func needLock(t *testing.T, lock string) {
 	}
 }
 
-// notExternal skips a test that breaks its servers, or needs them started in a special way, if they are external.
+// notExternal skips a test that breaks or specially configures its servers, if they are external.
 func notExternal(t *testing.T) {
 	t.Helper()
 	if cmp.Or(options(t).Provider, testbed.Provider(os.Getenv(testbed.EnvProvider))) == testbed.External {
@@ -148,13 +144,11 @@ func providerOf(t *testing.T) testbed.Provider {
 	return sharedRedis(t).Provider
 }
 
-// sharedRedis is the Redis of tests of the runner.
 func sharedRedis(t *testing.T) *testbed.Server {
 	t.Helper()
 	return sharedServers(t, locks.Redis).Servers[0]
 }
 
-// ownRedis starts a Redis of the test's own, and a client of it.
 func ownRedis(t *testing.T, o *testbed.Options) (*testbed.Server, *redis.Client) {
 	t.Helper()
 	s := testmain.Serve(t, testbed.StartRedis, o)

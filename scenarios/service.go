@@ -15,26 +15,26 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Service is the lock service, as the runner sees it.
+// Service is the lock service under test.
 type Service struct {
-	Lock   string // the lock's name, in histories and for Open
-	Server string // what serves it, e.g. "redis 7.0.15 (containers)"
-	Nodes  []Node // its servers: where new workers connect, and what they can be cut off from
+	Lock   string
+	Server string // e.g. "redis 7.0.15 (containers)"
+	Nodes  []Node
 	// MinSession is as in LockSpec.
 	MinSession time.Duration
 	// NoRenew says that leases aren't renewed: hazards that end renewals don't apply.
 	NoRenew bool
-	// NoTokens says that there are no fencing tokens: fencing must be off.
+	// NoTokens says that the lock has no fencing tokens: fencing must be off.
 	NoTokens bool
 	// Reentrant says that a client which holds a lock gets it again.
 	Reentrant bool
 	// Env has additional environment variables for workers.
 	Env []string
-	// Forget, if not nil, removes what the lock of key has on the servers, though it may be held, and nothing else: no other key, no
-	// session. It may be called while other keys are used.
+	// Forget, if not nil, removes the lock of key from the servers, even if held, but no other key and no session. It may be
+	// called while other keys are used.
 	Forget func(ctx context.Context, key string) error
-	// Fault carries out a step that affects a server; it may change Nodes. If the service doesn't support the fault, the error
-	// matches errors.ErrUnsupported. Nil: there are none.
+	// Fault does a step that affects a server, and may change Nodes. For an unsupported fault the error matches
+	// errors.ErrUnsupported. Nil: all are unsupported.
 	Fault func(ctx context.Context, st Step) error
 }
 
@@ -102,10 +102,10 @@ func hostPort(addr string) (string, error) {
 	}
 	u, err := url.Parse(addr)
 	if err != nil {
-		return "", errors.New("scenarios: the server's address is not a URL") // it may hold a password
+		return "", errors.New("scenarios: the server's address is not a URL") // it may contain a password
 	}
 	if u.Port() == "" {
-		return "", fmt.Errorf("scenarios: the server's address has no port: %s", u.Host) // the rest may hold a password
+		return "", fmt.Errorf("scenarios: the server's address has no port: %s", u.Host) // the rest may contain a password
 	}
 	return u.Host, nil
 }

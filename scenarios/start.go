@@ -11,12 +11,12 @@ import (
 )
 
 type worker struct {
-	*process      // nil before it is started
-	stopped  bool // at a checkpoint
+	*process
+	stopped bool
 
 	toStore *faults.Link            // nil unless the schedule holds the worker's requests
 	toLock  map[string]*faults.Link // by server; nil unless the schedule cuts the worker off
-	nodes   []Node                  // the lock's servers, through the links if any
+	nodes   []Node                  // through the links, if any
 }
 
 func (r *run) worker(name string) (w *worker, err error) {

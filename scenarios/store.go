@@ -16,45 +16,42 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Store is what workers write to.
+// Store is what workers write to. The resource's process opens a store without an Addr and serves it with [resource.NewHandler].
 //
-// A store with an Addr is a server whose clients are the workers; with fencing off they send no fences. A server doesn't report its
-// decisions, and a worker's belief is no evidence, so the [Runner] reads the ledger's record itself before and after each step of a
-// worker. If the fence rose or the value changed, the store accepted a call; a call that changed nothing was refused, whatever the
-// worker was told.
-//
-// A store without an Addr belongs to one process: the resource's, which serves it over HTTP with [resource.NewHandler].
+// A store with an Addr is a server whose clients are the workers; with fencing off they send no fences. A server doesn't report
+// its decisions, and what a worker was told is no evidence, so the [Runner] reads the ledger's record before and after each step
+// of a worker: if the fence rose or the value changed, the store accepted a call; a write that changed nothing was refused.
 type Store struct {
 	Name   string // for Open and histories
-	Server string // what serves it, e.g. "postgres 15.10 (containers)"; empty: Name
-	Addr   string // as in [Node]; any string if nothing is to be delayed
-	// Open opens the store in the Runner's process; children use that of [ChildWithStore].
+	Server string // e.g. "postgres 15.10 (containers)"; empty: Name
+	Addr   string // as in [Node]; any string if no call is delayed
+	// Open opens the store in the Runner's process; children use [ChildWithStore]'s.
 	Open OpenStore
 	// Volatile says that a kill loses the data: schedules that kill the resource don't apply.
 	Volatile bool
-	// Kill kills the server with SIGKILL, and Restart starts it on its data. ctx bounds the call only. Nil: it can't be killed. No
-	// other run may use such a server at the same time. (A store without an Addr dies with its process.)
+	// Kill kills the server with SIGKILL, and Restart starts it on its data; ctx bounds the call only. Nil: it can't be killed.
+	// No other run may use the server at the same time.
 	Kill, Restart func(ctx context.Context) error
 }
 
-// OpenStore opens a store. To run with fencing off it must be a [resource.Overwriter]. The caller closes it; ctx bounds the opening
-// only. A write may be held for longer than a lease lasts, so calls must not time out. A worker may use its client across a
-// restart of the server, so it must reconnect by itself.
+// OpenStore opens a store, which the caller closes; ctx bounds the opening only. With fencing off the store must be a
+// [resource.Overwriter]. Calls must not time out: a write may be held for longer than a lease lasts. The client must reconnect
+// after a restart of the server.
 type OpenStore func(ctx context.Context, s StoreSpec) (resource.Store, error)
 
 // StoreSpec describes the store that a process needs.
 type StoreSpec struct {
 	Store string // Store.Name
-	Addr  string // Store.Addr, or that of a link to it that delays calls
-	// Dir is the data directory of a store without an Addr: empty at first, and kept after a kill.
+	Addr  string // Store.Addr, or a link to it that delays calls
+	// Dir is the data directory of a store without an Addr: empty at first, kept after a kill.
 	Dir string
-	// Worker says that a worker opens it; the Runner has opened it before.
+	// Worker says that a worker opens it, after the Runner.
 	Worker bool
-	// Held says that a write of the worker will be held, which must not be the handshake of a new connection.
+	// Held says that a write of the worker will be held, which must not hit the handshake of a new connection.
 	Held bool
 }
 
-// check returns an error if sc can't run over s; if nothing is wrong with either, it matches [errors.ErrUnsupported].
+// check returns an error if sc can't run over s; it matches [errors.ErrUnsupported] if both are valid.
 func (s *Store) check(sc *Scenario) error {
 	if s != memory && (s.Open == nil || s.Name == "") {
 		return errors.New("scenarios: Runner.Store has no Open or no Name; give it both")
@@ -66,7 +63,7 @@ func (s *Store) check(sc *Scenario) error {
 		return cannot("%s keeps nothing over a kill", s.name())
 	}
 	if s.served() {
-		return nil // a process of ours, to which everything else can be done
+		return nil // every fault applies to our own process
 	}
 	if sc.leaves(Resource, history.Down) && (s.Kill == nil || s.Restart == nil) {
 		return cannot("%s can't be killed: its Store has no Kill and Restart", s.name())
@@ -88,7 +85,6 @@ func (s *Store) check(sc *Scenario) error {
 	return nil
 }
 
-// memory is the default.
 var memory = &Store{Server: "memory", Volatile: true}
 
 func (s *Store) served() bool { return s.Addr == "" }
@@ -121,7 +117,7 @@ func overwriter(name string, s resource.Store) (resource.Overwriter, error) {
 
 type workerStore struct {
 	resource.Store
-	bare resource.Overwriter // not nil: the worker knows nothing of fencing
+	bare resource.Overwriter // not nil: the worker sends no fences
 }
 
 func (s workerStore) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
@@ -138,9 +134,9 @@ type storeTarget struct {
 
 	client  resource.Store
 	key     string
-	last    resource.Record   // as last read
-	offered map[string]string // worker → the ledger that it is about to write
-	refused int               // calls, as reported by workers since the server's last start
+	last    resource.Record
+	offered map[string]string // worker → the ledger of its next write
+	refused int               // reported by workers since the server's last start
 	down    bool
 }
 
@@ -148,7 +144,7 @@ func newStoreTarget(s *Store, f history.Fencing, tell func(history.Event)) *stor
 	return &storeTarget{Store: s, fencing: f, tell: tell, offered: map[string]string{}}
 }
 
-// begin creates an empty ledger, if the store can be written to without a fence.
+// begin creates an empty ledger, if the store allows writes without a fence.
 func (t *storeTarget) begin(ctx context.Context, keys []string) (err error) {
 	t.key = keys[0]
 	if t.client, err = t.open(ctx); err != nil {
@@ -171,7 +167,7 @@ func (t *storeTarget) begin(ctx context.Context, keys []string) (err error) {
 func (t *storeTarget) name() string { return t.Store.name() }
 
 func (t *storeTarget) hostPort() string {
-	addr, _ := hostPort(t.Addr) // it has been opened
+	addr, _ := hostPort(t.Addr)
 	return addr
 }
 
@@ -183,7 +179,7 @@ func (t *storeTarget) url(link string) string {
 }
 
 func (t *storeTarget) kill(ctx context.Context) error {
-	if err := t.sync(ctx, nil); err != nil { // its last decisions
+	if err := t.sync(ctx, nil); err != nil {
 		return err
 	}
 	t.refused = 0
@@ -194,17 +190,17 @@ func (t *storeTarget) kill(ctx context.Context) error {
 	return nil
 }
 
-// restart takes the record as it is: what a crash has undone is no decision.
+// restart takes the record as it is: what a crash undid is no decision.
 func (t *storeTarget) restart(ctx context.Context) (err error) {
 	if err := t.Restart(ctx); err != nil {
 		return err
 	}
 	t.down = false
-	client, err := t.open(ctx) // the old one may not connect again by itself
+	client, err := t.open(ctx) // the old one may not reconnect
 	if err != nil {
 		return err
 	}
-	_ = t.client.Close() // it was connected to the server that was killed, and may complain
+	_ = t.client.Close() // it may fail: its server was killed
 	t.client = client
 	t.last, err = t.read(ctx)
 	return err
@@ -213,15 +209,15 @@ func (t *storeTarget) restart(ctx context.Context) (err error) {
 func (t *storeTarget) read(ctx context.Context) (resource.Record, error) {
 	rec, err := t.client.Read(ctx, t.key)
 	if errors.Is(err, resource.ErrNotFound) {
-		err = nil // it is gone, which the judge detects
+		err = nil // the judge detects the loss
 	}
 	return rec, err
 }
 
 type call struct {
 	op    string
-	fence resource.Fence // zero: none
-	value string         // to be written
+	fence resource.Fence
+	value string
 }
 
 func (t *storeTarget) callOf(e *history.Event) *call {
@@ -287,7 +283,7 @@ func effect(before, after resource.Record) (d history.Event, changed bool) {
 		return d, false
 	}
 	d = history.Event{Op: observe.Write, Accepted: true, Value: string(after.Value)}
-	if rose { // else no fence was checked
+	if rose {
 		d.Token, d.Seq, d.Enforced = after.MaxFence.Token, after.MaxFence.Seq, true
 	}
 	if same && d.Seq == 0 {
@@ -308,7 +304,6 @@ func withoutEffect(rec resource.Record, c *call) history.Event {
 	return d
 }
 
-// final reads the ledger. The refusals are those reported by workers.
 func (t *storeTarget) final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error) {
 	rec, err := t.read(ctx)
 	return map[string]resource.Record{t.key: rec}, t.refused, err
@@ -316,7 +311,7 @@ func (t *storeTarget) final(ctx context.Context) (ledgers map[string]resource.Re
 
 func (t *storeTarget) end(context.Context) error { return nil }
 
-// close restarts the server if it is down.
+// close restarts the server if the run left it down.
 func (t *storeTarget) close() (err error) {
 	if t.down {
 		ctx, cancel := context.WithTimeout(context.Background(), DefaultStepTimeout)
@@ -331,5 +326,5 @@ func (t *storeTarget) close() (err error) {
 	if err := t.client.Close(); !t.down {
 		return err
 	}
-	return nil // it was connected to the server that was killed
+	return nil // it may fail: its server was killed
 }

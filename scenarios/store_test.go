@@ -18,7 +18,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// overRedis runs a hazard over a Redis and calls onEvent.
 func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *stores.Store, key string, e history.Event)) *scenarios.Outcome {
 	t.Helper()
 	s := hazard(t, name)
@@ -38,12 +37,11 @@ func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *sto
 	return o
 }
 
-// is reports whether e is a worker's report, or a fault of a target.
 func is(e history.Event, actorOrTarget, name string) bool {
 	return e.Name == name && (e.Kind == history.KindReport && e.Actor == actorOrTarget || e.Kind == history.KindFault && e.Target == actorOrTarget)
 }
 
-// The judge gets what the store holds, not what workers believe: an effect that no worker reports is a decision.
+// An effect that no worker reports is a decision.
 func TestStoreIsWatched(t *testing.T) {
 	write := func(f resource.Fence, value string) func(*testing.T, *stores.Store, string) {
 		return func(t *testing.T, s *stores.Store, key string) {
@@ -58,7 +56,7 @@ func TestStoreIsWatched(t *testing.T) {
 	last := resource.Fence{Token: 1 << 60, Seq: 1}
 	for name, c := range map[string]struct {
 		fencing history.Fencing
-		actor   string // after whose report
+		actor   string
 		at      string
 		do      func(t *testing.T, s *stores.Store, key string)
 		verdict history.Verdict
@@ -108,7 +106,6 @@ func TestStoreIsWatched(t *testing.T) {
 	}
 }
 
-// If a worker's report and the store's record differ, the record counts.
 func TestStoreAgainstWorker(t *testing.T) {
 	const key, ledger = "k", "A\n"
 	at := resource.Fence{Token: 7, Seq: 1}
@@ -159,9 +156,8 @@ func TestStoreAgainstWorker(t *testing.T) {
 	}
 }
 
-// A store that forgets fences in a crash admits the stale holder: fencing is as durable as the store.
 func TestStoreThatForgets(t *testing.T) {
-	redis, _ := ownRedis(t, options(t)) // it keeps nothing on disk
+	redis, _ := ownRedis(t, options(t)) // keeps nothing on disk
 	s := hazard(t, "ResourceCrash")
 	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
 		r := scenarios.Runner{Service: sharedServers(t, locks.Redis).On(), Store: open.OnServer(stores.Redis, redis)}
@@ -190,7 +186,7 @@ func TestStoreAgainstOthers(t *testing.T) {
 	}{
 		{func() error { _, err := store.ReadFenced(ctx, key, resource.Fence{Token: 8}); return err }, history.Read, 8, []string{"read 8 true"}},
 		{func() error { return nil }, history.ReadStale, 7, []string{"read 7 false"}},
-		{func() error { return overwrite("") }, "", 0, []string{"write 0 true"}}, // there was no value
+		{func() error { return overwrite("") }, "", 0, []string{"write 0 true"}},
 		{func() error { return overwrite("A\n") }, history.Wrote, 8, []string{"write 0 true", "write 8 false"}},
 		{func() error { return store.Write(ctx, key, resource.Fence{Token: 9, Seq: 1}, []byte("A\n")) }, history.Wrote, 9, []string{"write 9 true"}},
 	} {

@@ -22,13 +22,11 @@ var storeServers = map[string]func(context.Context, *testbed.Options) (*testbed.
 	stores.DynamoDB: testbed.StartDynamoDB,
 }
 
-// wantsStore reports whether -resource includes a store.
 func wantsStore(name string) bool {
 	return *over == "" || slices.Contains(strings.Split(*over, ","), name)
 }
 
-// sharedStores are the servers of stores, separate from those of locks. Tests over one store run one after another, because some
-// kill it.
+// sharedStores are the servers of stores, separate from those of locks. Tests over one store run one by one: some kill it.
 var sharedStores cache[*testbed.Server]
 
 func storeServer(t *testing.T, store string) *testbed.Server {
@@ -36,7 +34,7 @@ func storeServer(t *testing.T, store string) *testbed.Server {
 	return sharedStores.get(store, func() *testbed.Server {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
 		defer cancel()
-		if store == stores.Redis { // whose durability is in its arguments
+		if store == stores.Redis { // its durability is in its arguments
 			notExternal(t)
 		}
 		s, err := storeServers[store](ctx, options(t))

@@ -12,8 +12,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// workerChild is a worker's process: a read-modify-write of a ledger under a lock. It stops at each checkpoint until told to
-// continue.
 type workerChild struct {
 	*childSpec
 	*pipe
@@ -66,10 +64,10 @@ func (w *workerChild) run(ctx context.Context, open Open, own OpenStore) (err er
 			wrote, err = w.write(ctx, lease, key)
 		}
 	}
-	return errors.Join(err, w.release(ctx, lease)) // whatever has happened
+	return errors.Join(err, w.release(ctx, lease))
 }
 
-// at reports a checkpoint or an outcome. After [history.Held] and [history.Sent] the worker doesn't stop.
+// at stops the worker, except after [history.Held] and [history.Sent].
 func (w *workerChild) at(e history.Event) error {
 	return w.report(e, e.Name != history.Held && e.Name != history.Sent)
 }
@@ -87,8 +85,8 @@ func (w *workerChild) acquire(ctx context.Context) (Lease, error) {
 	return w.lock.Acquire(ctx, w.Keys[0])
 }
 
-// write appends the worker's entry to a ledger, and reports whether it did. It doesn't use the lease's context: a request that is
-// cut off may still arrive, so that would hide the hazard, not remove it.
+// write reports whether it appended the worker's entry. It ignores the lease's context: a request that is cut off may still
+// arrive, so using it would only hide the hazard.
 func (w *workerChild) write(ctx context.Context, lease Lease, key string) (wrote bool, err error) {
 	token := lease.Fence()
 	at := func(name, ledger string) error { return w.at(history.Event{Name: name, Token: token, Value: ledger}) }
@@ -165,7 +163,7 @@ func (w *workerChild) release(ctx context.Context, lease Lease) error {
 	return w.at(history.Event{Name: name, Token: lease.Fence()})
 }
 
-// overdue is how long after its lease a context may live.
+// overdue is how long a context may outlive its lease.
 const overdue = 500 * time.Millisecond
 
 // outlive waits until the lease is lost. A stall of this process doesn't count as a defect of the lock.
@@ -188,7 +186,7 @@ func outlive(ctx context.Context, lease Lease) error {
 	}
 }
 
-// openStore connects for each call: with a connection from before a fault, the outcome would depend on when its end is noticed.
+// openStore connects for each call: with an older connection, the outcome would depend on when a fault of it is noticed.
 func openStore(ctx context.Context, spec *childSpec, own OpenStore) (resource.Store, error) {
 	off := spec.Fencing == history.FencingOff
 	if !spec.Direct {
@@ -204,7 +202,6 @@ func openStore(ctx context.Context, spec *childSpec, own OpenStore) (resource.St
 	return workerStore{s, bare}, err
 }
 
-// client writes unfenced without a token.
 type client struct{ *resource.Client }
 
 func (c client) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// sabotage gives a lock a defect: it wraps the backend, or what its clients send.
+// sabotage gives a lock a defect: it wraps the backend, or changes what its clients send.
 type sabotage func(clients []*redis.Client, b dlock.Backend) dlock.Backend
 
 func apply(how []sabotage, clients []*redis.Client, b dlock.Backend) dlock.Backend {
@@ -24,13 +24,12 @@ func apply(how []sabotage, clients []*redis.Client, b dlock.Backend) dlock.Backe
 	return b
 }
 
-// scripts remembers scripts by their hashes.
 type scripts struct {
 	mu    sync.Mutex
 	texts map[string]string
 }
 
-// text is that of the script that cmd runs, or "" if it isn't known yet: then the server doesn't know it either.
+// text returns the script that cmd runs; "" if the server doesn't know it either.
 func (s *scripts) text(cmd redis.Cmder) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,7 +48,6 @@ func hash(script string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// replace changes scripts.
 func replace(old, changed string) sabotage {
 	all := scripts{texts: map[string]string{}}
 	return intercept(func(cmd redis.Cmder) bool {
@@ -62,7 +60,6 @@ func replace(old, changed string) sabotage {
 	})
 }
 
-// intercept shows each command to f, which reports whether it has answered it.
 func intercept(f func(redis.Cmder) bool) sabotage {
 	return func(clients []*redis.Client, b dlock.Backend) dlock.Backend {
 		clients[0].AddHook(hook{f})
@@ -87,13 +84,12 @@ func (h hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// reply answers a script.
 func reply(cmd redis.Cmder, value any) bool {
 	cmd.(interface{ SetVal(any) }).SetVal(value)
 	return true
 }
 
-// deaf never asks again whether the lock is free: a waiter relies on its notification.
+// deaf never polls: a waiter relies on its notification.
 func deaf(cmd redis.Cmder) bool {
 	const again = 3 + 3 + 6 // EVALSHA, hash, number of keys; keys; arguments before
 	if cmd.Name() != "evalsha" || len(cmd.Args()) != again+1 {
@@ -102,7 +98,6 @@ func deaf(cmd redis.Cmder) bool {
 	return reply(cmd, []any{int64(0), int64(-1), int64(2), int64(2), int64(0), int64(1)})
 }
 
-// getFirst checks the owner before the release.
 type getFirst struct {
 	dlock.Backend
 	c *redis.Client
@@ -116,7 +111,7 @@ func (b getFirst) Release(ctx context.Context, g dlock.Grant) error {
 	return b.Backend.Release(ctx, g)
 }
 
-// changed changes grants, with what is done before the request.
+// changed changes grants; before runs before each request.
 type changed struct {
 	dlock.Backend
 	before func(ctx context.Context, key string) (uint64, error)
@@ -146,7 +141,6 @@ func (b changed) ask(ctx context.Context, r dlock.Request, f func(context.Contex
 	return g, err
 }
 
-// releaseInTwo compares the owner in one request, and releases in another.
 func releaseInTwo(clients []*redis.Client, b dlock.Backend) dlock.Backend {
 	return getFirst{replace(ownerOnly+"if not hand_over", "if not hand_over")(clients, b), clients[0]}
 }
@@ -159,7 +153,7 @@ func tokenFirst(clients []*redis.Client, b dlock.Backend) dlock.Backend {
 	}, func(g *dlock.Grant, drawn uint64) { g.Fence = drawn }}
 }
 
-// noCleanUp has nothing undone whose outcome is unknown, as by a request whose context has ended.
+// noCleanUp never undoes a request with an unknown outcome, whose context has ended.
 type noCleanUp struct{ dlock.Backend }
 
 func (b noCleanUp) Release(ctx context.Context, g dlock.Grant) error {
@@ -171,19 +165,18 @@ func (b noCleanUp) Release(ctx context.Context, g dlock.Grant) error {
 
 func endedCleanUp(_ []*redis.Client, b dlock.Backend) dlock.Backend { return noCleanUp{b} }
 
-// lasting has a holder believe in another TTL.
 func lasting(believed func(ttl time.Duration) time.Duration) sabotage {
 	return func(_ []*redis.Client, b dlock.Backend) dlock.Backend {
 		return changed{b, nil, func(g *dlock.Grant, _ uint64) { g.TTL = believed(g.TTL) }}
 	}
 }
 
-// longer adds so many of the allowances for drift, one of which the Locker takes off again.
+// longer adds allowances for drift, one of which the Locker takes off again.
 func longer(allowances time.Duration) sabotage {
 	return lasting(func(ttl time.Duration) time.Duration { return ttl + allowances*min(drift, ttl/4) })
 }
 
-// yes answers for a node of Redlock that it does what it is asked, so that of the others one less is enough.
+// yes answers for one Redlock node, so that the others need one vote less.
 func yes() sabotage {
 	all := scripts{texts: map[string]string{}}
 	return intercept(func(cmd redis.Cmder) bool {

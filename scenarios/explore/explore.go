@@ -1,29 +1,23 @@
-// Package explore runs random schedules over the real code of a lock's clients in virtual time, hundreds a second, and looks for one
+// Package explore runs random schedules, hundreds a second, over the real code of a lock's clients in virtual time, to find one
 // that breaks a promise.
 //
-// Clients, their connections and the servers live in one testing/synctest bubble. A schedule lets one client make one call at a time,
-// and disturbs them in between: it freezes, kills and cuts off clients, loses and delays messages, repeats writes, ends contexts,
-// restarts servers. Each client has its own message latency, so no two events coincide, and with GOMAXPROCS=1 a schedule always runs
-// the same way. A connection delivers what is sent over it once and in order, as TCP does, so no reply comes twice; a server
-// executes a request twice if the client loses the connection before the reply and repeats the request over another
-// ([Report.Repeats]).
+// Clients, their connections and the servers live in one testing/synctest bubble. A schedule makes clients call the lock, one
+// call at a time, and injects faults. Each client has its own message latency, so no two events coincide, and with GOMAXPROCS=1 a
+// schedule always runs the same way. Connections deliver once and in order, as TCP does; a server executes a request twice only
+// if the client repeats it over another connection ([Report.Repeats]).
 //
-// Grants are checked as they are made and the history after each step, see [Finding]. When the schedule ends, all faults are lifted. Every
-// call must then return, a new client must be granted the lock, and then every live client that waits for it. A schedule that breaks
-// something is shrunk.
+// Grants are checked as they are made and the history after each step, see [Finding]. At the end all faults are lifted. Every
+// call must then return, and the lock must be granted to a new client, then to every live client that waits. A schedule that
+// breaks something is shrunk.
 //
-// What it can't see: what a server does when it loses power, or what happens while it is down; a process that is frozen between
-// two instructions (a frozen client's code still runs, but none of its messages leaves and none reaches it); clocks that differ;
-// a lease whose context doesn't end when it is lost; what other random backoffs would do; what a lock on one key does to another
-// key; clocks that are set back; wrong errors after a server has had a fault. While a fault is in force, a dial fails at once,
-// see [Client.Dial]. A lease that was running when a server lost its data or its clock jumped is excused: another lease may be
-// granted beside it, with any token.
+// Not covered: power loss of a server, and what happens while it is down; a process frozen between two instructions (a frozen
+// client's code runs, but its messages stop in both directions); clocks that differ or are set back; a lease whose context
+// doesn't end when it is lost; other random backoffs; effects on other keys; wrong errors after a fault of a server; dialing
+// while a fault is in force, see [Client.Dial]; a second grant, with any token, during a lease in which a server lost its data or
+// its clock jumped.
 //
-// Schedules are random, and the model is only their oracle: it has no network, no clock and no client code, which is where the
-// defects are, and its own runs are checked exhaustively. pgregory.net/rapid would replace only the 30 lines that shrink a
-// schedule. Those lines also work on a schedule from a file, and have no time limit, so that each machine finds the same one.
-//
-// [Corrupted] and [Impossible] concern a history whose store is a resource.Memory; [WrongAnswer] concerns another store.
+// Schedules aren't generated from the model, which has no network, clock or client code, where the defects are. pgregory.net/rapid
+// would replace only the 30 lines that shrink a schedule; those have no time limit, so every machine finds the same one.
 package explore
 
 import (
@@ -53,70 +47,70 @@ import (
 // System is a lock and its servers.
 type System struct {
 	Name    string
-	TTL     time.Duration // of leases
-	Servers int           // at least one
+	TTL     time.Duration
+	Servers int // at least one
 	// Serve starts a server within the bubble.
 	Serve func(t testing.TB) Server
-	// Open opens a client's lock. It connects to servers by c.Dial, at c.Addr. A lease may have a method Renew(context.Context) error.
+	// Open opens a client's lock, which connects by c.Dial to c.Addr. A lease may have a method Renew(context.Context) error.
 	Open func(c *Client) (scenarios.Lock, error)
-	// Store opens what a client's holders read and write, in the same way. Its answers are then checked by [storetest.Judge], instead of
-	// the history. By default all have one resource.Memory.
+	// Store opens what a client's holders read and write, likewise. [storetest.Judge] then checks its replies, instead of the
+	// history. Default: one resource.Memory for all clients.
 	Store func(c *Client) (resource.Store, error)
-	// Greeting is how many messages a client sends, and gets, to begin a connection.
+	// Greeting is the number of messages each way that begin a connection.
 	Greeting int
-	// NoTokens says that the lock has no fencing tokens. Its holders then neither read nor write.
+	// NoTokens says that the lock has no fencing tokens; its holders don't read or write.
 	NoTokens bool
-	// Together says how many workers, from the first, are goroutines of one process, which share leases. Their leases have a method
-	// Next() (token, seq uint64), as a dlock.Handle has. 0: each worker is a process of its own.
+	// Together is how many workers, from the first, are goroutines of one process. They share leases, which have a method Next()
+	// (token, seq uint64) like dlock.Handle's. 0: each worker is a process.
 	Together int
-	// Without lists verbs that schedules don't use: faults that the lock doesn't promise to tolerate.
+	// Without lists faults that schedules don't use, because the lock doesn't promise to tolerate them.
 	Without []Verb
-	// Fencing is the fencing mode of the resource.Memory. Default: on.
+	// Fencing is the resource.Memory's mode. Default: on.
 	Fencing history.Fencing
-	// Gap says that a release is two requests, and that it calls Client.Gap, if there is one, between them.
+	// Gap says that a release is two requests, and calls Client.Gap, if not nil, between them.
 	Gap bool
-	// Wait bounds the time from the end of all faults, or a grant, to the next grant. Default: two TTLs.
-	// Without a fault it is half a TTL.
+	// Wait bounds the time from the end of all faults, or a grant, to the next grant. Default: two TTLs. Without a fault the
+	// bound is always half a TTL.
 	Wait time.Duration
 }
 
 // Server is one of a lock's servers, in this process.
 type Server interface {
 	Dial() (net.Conn, error)
-	// Restart closes all connections and forgets the data if wipe is set.
+	// Restart closes all connections; wipe deletes the data.
 	Restart(wipe bool)
-	// Jump sets forward by d the clock by which leases expire.
+	// Jump sets the clock by which leases expire forward by d.
 	Jump(d time.Duration)
 }
 
 // Finding is a promise that a schedule has broken.
 type Finding string
 
-// The findings.
+// The findings. Corrupted and Impossible are about a history over resource.Memory, WrongAnswer is about System.Store.
 const (
-	TwoHolders   Finding = "two holders" // a client had the lock while another's lease lasted
-	TokenRegress Finding = "token"       // a grant's token was not greater than that of an earlier grant
-	LateRenewal  Finding = "renewal"     // a lease was renewed after another client had been granted the lock
-	LateRelease  Finding = "release"     // a release succeeded though another client had been granted the lock before
+	TwoHolders   Finding = "two holders" // a grant during another client's lease
+	TokenRegress Finding = "token"       // a token not greater than that of an earlier grant
+	LateRenewal  Finding = "renewal"     // a lease was renewed after a grant to another client
+	LateRelease  Finding = "release"     // a release succeeded after a grant to another client
 	Corrupted    Finding = "corrupted"   // the judge calls the history violated
-	Impossible   Finding = "impossible"  // the model has no run like it
-	Stuck        Finding = "stuck"       // a client did not get a lock that nobody held, or a call did not return, see System.Wait
-	WrongError   Finding = "wrong error" // a call failed although no fault has hit its client or a server
-	WrongAnswer  Finding = "store"       // System.Store has broken a rule of resource.Store
+	Impossible   Finding = "impossible"  // the model has no such run
+	Stuck        Finding = "stuck"       // a free lock was not granted, or a call didn't return, see System.Wait
+	WrongError   Finding = "wrong error" // a call failed although its client and the servers had no fault
+	WrongAnswer  Finding = "store"       // System.Store broke a rule of resource.Store
 )
 
-// Result is what a schedule did.
+// Result is the outcome of a schedule.
 type Result struct {
 	Finding Finding // empty: nothing was broken
 	Detail  string
-	Step    int    // the number of the step after which it was found, from 1; 0: after the last
-	Trace   string // what happened in which order
+	Step    int // the step after which it was found, from 1; 0: after the last
+	Trace   string
 	Grants  int
-	met     map[string]Verb // what steps have met, see Report.Met
-	repeats int             // requests that a client repeated over another connection
+	met     map[string]Verb // the steps that had an effect, see Report.Met
+	repeats int             // requests repeated over another connection
 }
 
-// Run runs a schedule in virtual time. The random backoffs of this module's locks are the same in each run.
+// Run runs a schedule in virtual time. This module's locks have the same random backoffs in each run.
 func (sys *System) Run(t *testing.T, s Schedule) (r Result) {
 	t.Helper()
 	if runtime.GOMAXPROCS(0) != 1 {
@@ -126,15 +120,14 @@ func (sys *System) Run(t *testing.T, s Schedule) (r Result) {
 	return r
 }
 
-// virtually calls f in a bubble.
 func (sys *System) virtually(t *testing.T, f func(w *world)) {
 	t.Helper()
 	jitter.Seed(1)
 	synctest.Test(t, func(t *testing.T) { f(&world{sys: sys, t: t, slow: 1, settled: synctest.Wait}) })
 }
 
-// Replay runs a schedule in real time, on servers that Serve connects to. Leases and waits last slow times as long, so that a machine that
-// stalls changes nothing.
+// Replay runs a schedule in real time, on servers that Serve connects to. Leases and waits last slow times as long, to tolerate
+// stalls of the machine.
 func (sys *System) Replay(t *testing.T, s Schedule, slow int) Result {
 	t.Helper()
 	slower := *sys
@@ -142,40 +135,38 @@ func (sys *System) Replay(t *testing.T, s Schedule, slow int) Result {
 	return (&world{sys: &slower, t: t, slow: time.Duration(slow), settled: func() { time.Sleep(slower.TTL / 200) }}).run(s)
 }
 
-// world is one run.
 type world struct {
 	Result
 	sys     *System
 	t       *testing.T
 	servers []Server
-	workers [MaxWorkers + 1]*worker       // the last is there for the end
-	shared  *process                      // of the workers that are together
-	ttl     [MaxWorkers + 1]time.Duration // of workers with leases of their own; 0: System.TTL
+	workers [MaxWorkers + 1]*worker       // the last is that of probe
+	shared  *process                      // of the workers that share leases
+	ttl     [MaxWorkers + 1]time.Duration // of workers with a TTL of their own; 0: System.TTL
 	data    *resource.Memory
-	memory  resource.Store              // data, observed
+	memory  resource.Store
 	slow    time.Duration               // a factor
 	settled func()                      // waits until only timers are pending
-	story   *story                      // nil: nobody asks for a hazard, see Hazard
-	plays   map[string]scenarios.Worker // those of a scenario, see Play
+	story   *story                      // nil unless a hazard is wanted, see Hazard
+	plays   map[string]scenarios.Worker // of a scenario, see Play
 
 	mu      sync.Mutex
 	trace   strings.Builder
 	events  []history.Event
-	judged  int               // how many of the events
+	judged  int               // how many of events are judged
 	calls   []*storetest.Call // of System.Store
-	clock   int64             // of these
-	served  bool              // a server has had a fault
-	latest  int               // the number of the last grant
-	drifted bool              // a server's clock has jumped; the first time, a lock must tolerate a hundredth of a usual TTL, as drift
-	forgot  time.Time         // when a server last lost data, or its clock jumped
-	top     resource.Fence    // the greatest that a grant began with since a server last lost data
+	clock   int64
+	served  bool
+	latest  int
+	drifted bool           // a server's clock has jumped. Locks must tolerate a first jump of 1 % of the usual TTL, as drift
+	forgot  time.Time      // when a server last lost data, or its clock jumped
+	top     resource.Fence // the greatest fence that a grant began with since a server last lost data
 }
 
-// settle is how much time passes after each step: more than the messages that a step can cause take. The odd nanoseconds keep
-// steps apart from what clients do whole milliseconds after an earlier step.
+// settle is the time after each step: longer than its messages take. The odd nanoseconds keep steps apart from what clients do
+// whole milliseconds after an earlier step.
 const settle = 5*time.Millisecond + 101*time.Nanosecond
 
-// serve starts the servers, and the history.
 func (w *world) serve(about history.Run) {
 	w.met = map[string]Verb{}
 	for range w.sys.Servers {
@@ -187,7 +178,6 @@ func (w *world) serve(about history.Run) {
 	w.add(history.Event{Kind: history.KindRun, Run: &about})
 }
 
-// fencing is a store that compares fences in one mode.
 type fencing struct {
 	resource.Overwriter
 	mode history.Fencing
@@ -230,7 +220,6 @@ func (w *world) run(s Schedule) Result {
 	return w.Result
 }
 
-// pass lets time pass.
 func (w *world) pass(d time.Duration) {
 	time.Sleep(d)
 	w.settled()
@@ -262,46 +251,44 @@ func (w *world) decided(d observe.Decision) {
 
 const key = "key"
 
-// process is a client of the lock.
 type process struct {
 	client *Client
 	lock   scenarios.Lock
 	store  resource.Store
 	dead   bool
-	hit    bool // it or its network has had a fault
+	hit    bool
 }
 
-// worker is a goroutine of a process, which does one call at a time.
 type worker struct {
 	*world
 	*process
 	name string
 
-	busy   string // the call under way, "" if there is none
+	busy   string
 	cancel context.CancelCauseFunc
-	ended  bool // the context of the call has ended
+	ended  bool
 
-	actor     string // the name of the present grant's holder in the history: A1, A2, ...
+	actor     string // the grant's holder in the history: A1, A2, ...
 	grants    int
-	grant     int             // the number of the last
-	called    time.Time       // when the last call began
-	overtaken bool            // another had been granted the lock when it began
-	asked     time.Time       // when the call began that acquired or last renewed the lease
-	lease     scenarios.Lease // nil: it holds none
-	old       scenarios.Lease // the one before
-	fence     resource.Fence  // of its next read or write
-	at        string          // what it has done last under the lease
+	grant     int // the last one's number
+	called    time.Time
+	overtaken bool      // another client was granted the lock before it began
+	asked     time.Time // when the call began that acquired or last renewed the lease
+	lease     scenarios.Lease
+	old       scenarios.Lease
+	fence     resource.Fence
+	at        string // the last call under the lease
 	ledger    string
-	release   bool // the release of the lease has begun
+	release   bool
 
-	said bool          // that it is about to write, see Play
-	gap  chan struct{} // closed when the release goes on, see Play
+	said bool          // before-write is reported, see Play
+	gap  chan struct{} // closed when the release continues, see Play
 
-	last  func()               // sends the last write again
-	crowd []context.CancelFunc // of those that wait, too
+	last  func()
+	crowd []context.CancelFunc // ends the waits of its goroutines
 
-	late bool   // the next write is kept in the network
-	sent func() // delivers the kept write
+	late bool // the network will hold the next write
+	sent func()
 }
 
 func (w *world) worker(i int) *worker {
@@ -335,7 +322,6 @@ func (w *world) process(i int, ttl time.Duration, gap func() error) *process {
 	return p
 }
 
-// step does what a step says, if it can be done.
 func (w *world) step(st Step) {
 	w.mu.Lock()
 	w.note("> %v", st)
@@ -343,7 +329,7 @@ func (w *world) step(st Step) {
 	w.quietly(st)
 }
 
-// begin does a step except for what it returns, which lets time pass or has the store decide. w.mu is held.
+// begin does a step, except for what lets time pass or makes the store decide, which it returns. w.mu is held.
 func (w *world) begin(st Step) (now func()) {
 	switch st.Verb {
 	case Wait:
@@ -373,7 +359,7 @@ func (w *world) begin(st Step) (now func()) {
 		return nil
 	}
 	k := w.worker(st.Worker)
-	if k.dead && st.Verb != Mend && st.Verb != Deliver { // what it has sent may still be on its way
+	if k.dead && st.Verb != Mend && st.Verb != Deliver { // its last messages may still be in the network
 		return nil
 	}
 	if w.story != nil && !w.story.step(k, st) {
@@ -418,7 +404,7 @@ func (w *world) begin(st Step) (now func()) {
 	return now
 }
 
-// gather has a crowd wait, each with a context of its own: the children of one end in random order.
+// gather starts a crowd. Each goroutine has its own context: children of one context end in random order.
 func (k *worker) gather() {
 	for range crowd {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -428,13 +414,12 @@ func (k *worker) gather() {
 				_ = lease.Release(context.WithoutCancel(ctx))
 			}
 		}()
-		time.Sleep(100 * time.Nanosecond) // so that no two of their timers have the same time
+		time.Sleep(100 * time.Nanosecond) // so that no two of their timers coincide
 	}
 }
 
 const crowd = 12
 
-// disperse ends the contexts of a crowd.
 func (k *worker) disperse() {
 	for _, cancel := range k.crowd {
 		cancel()
@@ -442,10 +427,8 @@ func (k *worker) disperse() {
 	k.crowd = nil
 }
 
-// meet notes that a step has done something while a worker's call was under way.
 func (w *world) meet(v Verb, call string) { w.met[string(v)+" "+call] = v }
 
-// fault is a step that disturbs the worker's process or network.
 func (k *worker) fault(st Step) {
 	switch st.Verb {
 	case Pause:
@@ -470,7 +453,6 @@ func (k *worker) fault(st Step) {
 	}
 }
 
-// call begins the worker's next call.
 func (k *worker) call(v Verb) {
 	what := ""
 	switch {
@@ -564,7 +546,7 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 		k.last = func() { go func() { _ = send(context.WithoutCancel(ctx)) }() }
 		return send(ctx)
 	}
-	write := func() error { return send(context.WithoutCancel(ctx)) } // it may arrive after the call
+	write := func() error { return send(context.WithoutCancel(ctx)) }
 	done := make(chan error, 1)
 	k.mu.Lock()
 	k.last = func() { _ = write() }
@@ -587,7 +569,6 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	}
 }
 
-// request notes a call to the store.
 func (k *worker) request(f resource.Fence, value []byte, send func() (resource.Record, error)) (resource.Record, error) {
 	k.mu.Lock()
 	k.clock++
@@ -602,7 +583,6 @@ func (k *worker) request(f resource.Fence, value []byte, send func() (resource.R
 	return rec, err
 }
 
-// next is what orders a worker's next call to the store.
 func (k *worker) next(lease scenarios.Lease) resource.Fence {
 	if h, ok := lease.(interface{ Next() (token, seq uint64) }); ok && k.sys.Together > 0 {
 		return resource.NewFence(h.Next())
@@ -610,7 +590,6 @@ func (k *worker) next(lease scenarios.Lease) resource.Fence {
 	return resource.NewFence(lease.Fence(), k.fence.Seq+1)
 }
 
-// granted checks a grant as it is made.
 func (k *worker) granted(lease scenarios.Lease) {
 	k.grants++
 	k.Grants++
@@ -620,7 +599,7 @@ func (k *worker) granted(lease scenarios.Lease) {
 	}
 	k.note("%s: granted %d", k.actor, lease.Fence())
 	k.lease, k.at, k.release, k.asked, k.fence = lease, "", false, k.called, resource.Fence{Token: lease.Fence()}
-	if !k.excused() && lease.Until().After(time.Now()) { // that of a lease that has ended, or that a server has forgotten, may arrive late
+	if !k.excused() && lease.Until().After(time.Now()) { // a grant may arrive after its lease has ended or was forgotten
 		k.latest++
 	}
 	k.grant = k.latest
@@ -637,7 +616,7 @@ func (k *worker) granted(lease scenarios.Lease) {
 	k.event(history.Acquired, nil, func(e *history.Event) { e.Key = key })
 }
 
-// exclusive checks that one worker at most has the lock.
+// exclusive checks that at most one worker has the lock.
 func (w *world) exclusive() {
 	var holder *worker
 	for _, k := range w.workers {
@@ -651,14 +630,13 @@ func (w *world) exclusive() {
 	}
 }
 
-// excused reports whether a server may have forgotten the worker's lease, or ended it too soon: it began before that, and hasn't been renewed.
-// A lease that is passed on asks no server.
+// excused reports whether a server may have forgotten the worker's lease, or ended it too early: the lease began before and
+// hasn't been renewed since. Passing a shared lease on is no renewal.
 func (k *worker) excused() bool {
-	began := k.lease.Until().Add(-k.client.TTL) // or a little later: a lock ends a lease sooner than its servers do
+	began := k.lease.Until().Add(-k.client.TTL) // or a little later: locks end leases before their servers do
 	return !began.After(k.forgot) && (!k.asked.After(k.forgot) || k.sys.Together > 0)
 }
 
-// event records a report of the worker's.
 func (k *worker) event(name string, err error, set func(*history.Event)) {
 	e := history.Event{Actor: k.actor, Kind: history.KindReport, Name: name, Token: k.lease.Fence()}
 	if err != nil {
@@ -673,12 +651,11 @@ func (k *worker) event(name string, err error, set func(*history.Event)) {
 	}
 }
 
-// finished records the outcome of a call.
 func (k *worker) finished(what string, err error) {
 	if k.dead {
-		return // nobody hears of it
+		return
 	}
-	sound := err != nil && !k.ended && !k.hit && !k.served // nothing explains the error
+	sound := err != nil && !k.ended && !k.hit && !k.served // nothing explains an error
 	stale, refused := errors.AsType[*resource.StaleTokenError](err)
 	switch {
 	case err == nil:
@@ -706,11 +683,11 @@ func (k *worker) finished(what string, err error) {
 			})
 			k.at = what
 			if refused && !stale.Applied {
-				k.at = "write" // it has nothing left to do but to release
+				k.at = "write" // only the release is left
 			}
 		case sound, k.sys.Store == nil && !k.ended:
 			k.found(WrongError, "%s: %s: %v", k.actor, what, err)
-		case k.sys.Store == nil: // otherwise it repeats the call
+		case k.sys.Store == nil:
 			k.at = "write"
 		}
 	case "release":
@@ -746,17 +723,16 @@ func (k *worker) finished(what string, err error) {
 		if err == nil {
 			k.asked = k.called
 			k.exclusive()
-			if k.overtaken && k.sys.Together == 0 { // those that are together share a lease
+			if k.overtaken && k.sys.Together == 0 {
 				k.found(LateRenewal, "%s has renewed its lease though another has been granted the lock since", k.actor)
 			}
 		}
-		if sound && k.client.TTL == k.sys.TTL && k.lease.Until().After(time.Now()) { // a lock may renew a shorter lease a few times only
+		if sound && k.client.TTL == k.sys.TTL && k.lease.Until().After(time.Now()) { // a lock may renew a shorter lease only a few times
 			k.found(WrongError, "%s: renew: %v", k.actor, err)
 		}
 	}
 }
 
-// check looks for what a step has broken.
 func (w *world) check() (found bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -773,7 +749,6 @@ func (w *world) check() (found bool) {
 	return w.Finding != ""
 }
 
-// end ends all faults and has every worker finish. Then a new client must get the lock, and after it every worker that is alive.
 func (w *world) end() {
 	if alive := w.lift(); w.finish(alive) {
 		w.mu.Lock()
@@ -786,7 +761,6 @@ func (w *world) end() {
 	w.close()
 }
 
-// close ends all that is left.
 func (w *world) close() {
 	w.mu.Lock()
 	for _, k := range w.workers {
@@ -805,10 +779,9 @@ func (w *world) close() {
 		k.client.kill()
 		k.client.mend()
 	}
-	w.pass(2 * time.Second) // go-redis and others notice once a second that they are closed
+	w.pass(2 * time.Second) // go-redis and others poll once a second whether they are closed
 }
 
-// lift ends all faults. It returns the workers that are alive.
 func (w *world) lift() (alive []*worker) {
 	for i, k := range w.workers {
 		if k == nil {
@@ -826,7 +799,6 @@ func (w *world) lift() (alive []*worker) {
 	return alive
 }
 
-// finish lets calls return, and releases leases, one after the other.
 func (w *world) finish(workers []*worker) bool {
 	return w.await(func() (pending *worker) {
 		releases := slices.ContainsFunc(workers, func(k *worker) bool { return k.busy == "release" })
@@ -847,12 +819,12 @@ func (w *world) finish(workers []*worker) bool {
 	})
 }
 
-// probe has a new client acquire the lock, and then the workers, which wait while that one holds it.
+// probe makes a new client acquire the lock, then the waiting workers.
 func (w *world) probe(alive []*worker) {
 	w.mu.Lock()
 	fresh := w.worker(MaxWorkers)
 	w.mu.Unlock()
-	// It may take several calls: go-redis, for one, goes on failing for a second after many failures.
+	// After many failures go-redis, for example, fails for another second.
 	if !w.callUntil(fresh, func() bool { return fresh.lease != nil }) {
 		return
 	}
@@ -884,7 +856,6 @@ func (w *world) probe(alive []*worker) {
 	})
 }
 
-// asks has a worker read and write, and checks what the store has answered.
 func (w *world) asks(k *worker) {
 	w.callUntil(k, func() bool { return k.at == "write" })
 	w.mu.Lock()
@@ -894,7 +865,6 @@ func (w *world) asks(k *worker) {
 	}
 }
 
-// callUntil has a worker make its next calls until it has done something, and reports whether it has.
 func (w *world) callUntil(k *worker, done func() bool) bool {
 	return w.await(func() *worker {
 		switch {
@@ -908,12 +878,12 @@ func (w *world) callUntil(k *worker, done func() bool) bool {
 	})
 }
 
-// await lets time pass until no worker is pending, and reports whether it came to that. If nobody is granted the lock for System.Wait,
-// the one that is pending is stuck.
+// await lets time pass until no worker is pending, and reports whether that happened. If nobody is granted the lock for
+// System.Wait, the pending worker is stuck.
 func (w *world) await(pending func() *worker) bool {
 	bound, pause := cmp.Or(w.sys.Wait, 2*w.sys.TTL), w.sys.TTL/20+settle
 	if !w.served && slices.Max(w.ttl[:]) == 0 && !slices.ContainsFunc(w.workers[:], func(k *worker) bool { return k != nil && k.hit }) {
-		bound = w.sys.TTL / 2 // nobody has failed to release
+		bound = w.sys.TTL / 2
 	}
 	for grants, waited := -1, time.Duration(0); ; waited += pause {
 		w.mu.Lock()
@@ -936,7 +906,7 @@ func (w *world) await(pending func() *worker) bool {
 	}
 }
 
-// quietly does a step that the trace doesn't have.
+// quietly does a step without tracing it.
 func (w *world) quietly(st Step) {
 	w.mu.Lock()
 	now := w.begin(st)
@@ -946,8 +916,7 @@ func (w *world) quietly(st Step) {
 	}
 }
 
-// modelled reports whether the model covers the whole history: no worker fails, there are few workers, and every grant has its
-// own token.
+// modelled reports whether the model covers the whole history: few workers, no failures, a token for each grant.
 func (w *world) modelled() bool {
 	if w.sys.NoTokens || w.sys.Together > 0 || w.sys.Store != nil {
 		return false

@@ -32,7 +32,6 @@ import (
 
 func init() { redis.SetLogger(quiet{}) }
 
-// quiet drops what go-redis logs.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
@@ -48,7 +47,6 @@ var (
 // ordered says that goroutines of one instant run in the same order each time.
 var ordered = true
 
-// With one processor the goroutines of a bubble run in the same order each time.
 func TestMain(m *testing.M) {
 	scenarios.Child(named)
 	runtime.GOMAXPROCS(1)
@@ -57,7 +55,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// mini is a Redis in this process. It forgets its scripts when it restarts, and is not down meanwhile.
+// mini is a Redis in this process. A restart makes it forget its scripts, and takes no time.
 type mini struct {
 	tb testing.TB
 	m  *miniredis.Miniredis
@@ -78,7 +76,7 @@ func (s mini) Restart(wipe bool) {
 	if wipe {
 		s.m.FlushAll()
 	}
-	c, err := s.m.Dial() // which starts it
+	c, err := s.m.Dial()
 	require.NoError(s.tb, err)
 	_, err = c.Write([]byte("*2\r\n$6\r\nSCRIPT\r\n$5\r\nFLUSH\r\n"))
 	require.NoError(s.tb, err)
@@ -88,17 +86,15 @@ func (s mini) Restart(wipe bool) {
 
 func (s mini) Jump(d time.Duration) { s.m.FastForward(d) }
 
-// client connects to a server.
 func client(c *explore.Client, server int) *redis.Client {
 	return redis.NewClient(&redis.Options{
 		Addr: c.Addr(server), Dialer: c.Dial, ReadTimeout: 3 * c.TTL, DialerRetries: 1, PoolSize: 100, ContextTimeoutEnabled: true, DisableIdentity: true,
-		MinRetryBackoff: -1, // a backoff is random
+		MinRetryBackoff: -1,
 		ReadBufferSize:  1 << 12, WriteBufferSize: 1 << 13,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 }
 
-// owned closes what a lock is on, too.
 type owned struct {
 	scenarios.Lock
 	closers []func() error
@@ -128,7 +124,7 @@ var (
 	queue   = redislock.Options{Queue: redislock.Queue{HandoffTTL: time.Second}}
 	spin    = redislock.Options{Mode: redislock.ModeSpin}
 	plain   = dlock.Options{}
-	renewed = dlock.Options{Renew: dlock.Renew{Every: 1, MaxHold: 60}} // thirds of a TTL
+	renewed = dlock.Options{Renew: dlock.Renew{Every: 1, MaxHold: 60}} // in thirds of a TTL
 	shared  = dlock.Options{Share: dlock.Share{Sections: 3, For: time.Second, Idle: 20 * time.Millisecond}}
 	both    = dlock.Options{Renew: renewed.Renew, Share: dlock.Share{Sections: 3, For: 2 * time.Second, Idle: 400 * time.Millisecond}}
 )
@@ -161,7 +157,7 @@ var systems = []explore.System{
 	onMemory(),
 }
 
-// onMemory is memlock. Nothing comes between it and its clients, which are one process.
+// onMemory is memlock, whose clients are one process without a network.
 func onMemory() explore.System {
 	var server *memlock.Backend
 	return explore.System{
@@ -183,10 +179,10 @@ func allBut(verbs ...explore.Verb) []explore.Verb {
 	return slices.DeleteFunc(explore.Verbs(), func(v explore.Verb) bool { return slices.Contains(verbs, v) })
 }
 
-// onRedlock is Redlock on five nodes. Nodes that forget are known to break its tokens.
+// onRedlock is Redlock on five nodes, without Wipe: data loss is known to break its tokens.
 func onRedlock(name string, o redlock.Options, how ...sabotage) explore.System {
 	return explore.System{
-		Name: name, TTL: time.Second, Servers: 5, Serve: serveRedis, Greeting: 1, Without: []explore.Verb{explore.Wipe, explore.TTL}, // it refuses one below 9 ms
+		Name: name, TTL: time.Second, Servers: 5, Serve: serveRedis, Greeting: 1, Without: []explore.Verb{explore.Wipe, explore.TTL}, // TTL: it refuses one below 9 ms
 		Open: func(c *explore.Client) (scenarios.Lock, error) {
 			var nodes []redis.UniversalClient
 			var clients []*redis.Client
@@ -205,7 +201,6 @@ func onRedlock(name string, o redlock.Options, how ...sabotage) explore.System {
 	}
 }
 
-// The module's locks and stores break nothing.
 func TestExplore(t *testing.T) {
 	chosen := systems
 	if *system != "" {
@@ -230,7 +225,6 @@ func TestExplore(t *testing.T) {
 	}
 }
 
-// A schedule does the same each time.
 func TestReproducible(t *testing.T) {
 	for _, sys := range slices.Concat(systems, others, []explore.System{onNaive(none)}) {
 		t.Run(sys.Name, func(t *testing.T) {
@@ -246,13 +240,11 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// flaw is a lock with a defect, and one without.
 type flaw struct {
 	is            defect
 	broken, sound explore.System
 }
 
-// known are defects that are put into locks.
 var known = []flaw{
 	{getThenDel, onNaive(getThenDel), onNaive(none)},
 	{releaseAny, onNaive(releaseAny), onNaive(none)},
@@ -278,7 +270,6 @@ var known = []flaw{
 		explore.Crowd, explore.Cancel), systems[0]},
 	{shortTTL, broken(lasting(func(ttl time.Duration) time.Duration { return max(ttl, 10*time.Millisecond) })), systems[0]},
 	{"cleans up with a context that has ended", deafened(onRedis("redislock-spin", spin, plain, endedCleanUp)), deafened(systems[2])},
-	// of a store
 	{"accepts an equal fence", onStore("if not after(token, seq, seen_token, seen_seq) then\n  local", "if after(seen_token, seen_seq, token, seq) then\n  local"), redisStore()},
 	{"ignores the sequence number", onStore("return d > 0 or d == 0 and compare(seq, other_seq) > 0", "return d > 0"), redisStore()},
 	{"raises no fence on a read", onStore("if after(token, seq, seen_token, seen_seq) then\n  redis.call('HSET', KEYS[1], 'token'",
@@ -289,19 +280,19 @@ var known = []flaw{
 
 func onStore(old, changed string) explore.System { return redisStore(replace(old, changed)) }
 
-// unplayable are the steps that real servers can't replay: they are as fast as they are, and their clocks aren't set.
+// unplayable returns the steps that TestReplay can't do on real servers.
 func unplayable() []explore.Verb {
 	return []explore.Verb{explore.TTL, explore.Jump, explore.Restart, explore.Wipe}
 }
 
-// needs are defects that aren't found without one of these.
+// needs has the defects that only one of the unplayable steps finds.
 var needs = map[defect]explore.Verb{
 	shortTTL: explore.TTL, "renews whoever holds it": explore.Jump, "counts on the whole TTL, without an allowance for drift": explore.Jump,
 	"makes no allowance for clock drift: bsm/redislock": explore.Jump,
 }
 
-// played says whether real servers can replay a schedule. There the replies of several come in another order, tokens that are times aren't the
-// same, and the handoff TTL, on which two defects rest, is not slowed down.
+// played reports whether real servers can replay a schedule. Several servers reply in another order, tokens made of times differ,
+// and the handoff TTL, on which two defects depend, isn't slowed down.
 func (k flaw) played(s explore.Schedule) bool {
 	rest := []defect{tokenFromTime, "leaves a cancelled waiter in the queue", "doesn't restart the lease for a request that is repeated"}
 	return k.broken.Store == nil && k.broken.Servers == 1 && !slices.Contains(rest, k.is) &&
@@ -312,7 +303,6 @@ const shortTTL defect = "counts on 10 ms of a shorter lease"
 
 func broken(how sabotage) explore.System { return onRedis("redislock", queue, plain, how) }
 
-// What is known to be wrong is found, and shrunk; a lock without a defect breaks nothing in as many schedules.
 func TestDefects(t *testing.T) {
 	find(t, "testdata/defects.txt", known)
 	t.Run("none", func(t *testing.T) {
@@ -322,24 +312,24 @@ func TestDefects(t *testing.T) {
 	})
 }
 
-// find finds defects, and shrinks their schedules. With -update the shortest are written to file, with the seconds that it took.
+// find finds defects and shrinks their schedules. With -update it writes the shortest, with the seconds that it took, to file.
 func find(t *testing.T, file string, flaws []flaw) {
 	t.Helper()
 	var all strings.Builder
 	for _, k := range flaws {
 		t.Run(string(k.is), func(t *testing.T) {
 			o := explore.Options{Seed: 1, Schedules: most, Steps: 24}
-			if k.is == "takes two of four nodes for a quorum" { // with seed 1 the first schedule finds it, and shrinks to 14 steps
+			if k.is == "takes two of four nodes for a quorum" { // with seed 1, 14 steps are left
 				o.Seed = 2
 			}
-			if k.is == getThenDel { // its schedule then rests on no timeout of a Locker's, which TestReplay couldn't slow down
+			if k.is == getThenDel { // the schedule then depends on no timeout of a Locker, which TestReplay couldn't slow down
 				o.Seed = 4000
 			}
 			if *update {
 				o.Best = 3
 			}
 			in := without(k.broken, slices.DeleteFunc(unplayable(), func(v explore.Verb) bool { return v == needs[k.is] })...)
-			if in.Wait != 0 { // a lock that is left behind is noticed at the end
+			if in.Wait != 0 { // a lock that stays held is noticed at the end
 				o.Steps = 10
 			}
 			r := in.Explore(t, o)
@@ -357,7 +347,6 @@ func find(t *testing.T, file string, flaws []flaw) {
 	}
 }
 
-// recorded are the schedules in a file, by the defect that they find, and what they find.
 func recorded(t *testing.T, file string) (schedules map[defect]explore.Schedule, findings map[defect]explore.Finding) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -373,7 +362,6 @@ func recorded(t *testing.T, file string) (schedules map[defect]explore.Schedule,
 	return schedules, findings
 }
 
-// The recorded schedules break the lock that has the defect, and not the one that hasn't.
 func TestRecorded(t *testing.T) {
 	for file, flaws := range map[string][]flaw{"testdata/defects.txt": known, "testdata/others.txt": shortcomings} {
 		schedules, findings := recorded(t, file)
@@ -386,7 +374,6 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// What random schedules have found in the module's locks is mended.
 func TestMended(t *testing.T) {
 	for _, once := range []struct {
 		sys   explore.System
@@ -400,10 +387,9 @@ func TestMended(t *testing.T) {
 	}
 }
 
-// most is how many schedules a defect may take.
 const most = 600
 
-// few is n, or less under the race detector, which makes a schedule take five times as long.
+// few is n, or less under the race detector, which slows schedules down fivefold.
 func few(n int) int {
 	if ordered {
 		return n
@@ -411,7 +397,6 @@ func few(n int) int {
 	return n / 5
 }
 
-// Only what a server has forgotten, or may have ended too soon, is excused.
 func TestExcused(t *testing.T) {
 	for _, test := range []struct {
 		is    defect
@@ -447,7 +432,7 @@ func TestExcused(t *testing.T) {
 	}
 }
 
-// latest is a lock whose leases take the token of the latest grant for their own.
+// latest is a lock whose leases take the latest grant's token for their own.
 type latest struct {
 	scenarios.Lock
 	top *atomic.Uint64
@@ -469,7 +454,6 @@ func (l latest) Acquire(ctx context.Context, key string) (scenarios.Lease, error
 	return latestLease{lease, l.top}, nil
 }
 
-// The judge and the model find what no check of a grant does.
 func TestHistory(t *testing.T) {
 	unfenced, confused := onNaive(none), onNaive(none)
 	unfenced.Fencing = history.FencingOff
@@ -501,7 +485,6 @@ func parse(t *testing.T, steps string) explore.Schedule {
 	return s
 }
 
-// What a client has sent to the store before it is killed arrives.
 func TestLateAfterKill(t *testing.T) {
 	s := parse(t, "run A; run A; late A; run A; kill A; deliver A")
 	require.Contains(t, systems[0].Run(t, s).Trace, "> deliver A\nstore: write 1.1 accepted true\n")

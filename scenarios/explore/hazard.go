@@ -14,10 +14,10 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Hazard returns the hazard that a schedule amounts to, for a [scenarios.Runner] to play with processes on real servers: the order in
-// which workers reach their checkpoints, and faults between them. What a hazard can't express is left out. about has all but
-// workers, steps, verdicts and traces; these come from [System.Play], for the modes in which the steps can be played. If the
-// hazard isn't violated in the System's mode, the error says why, and what was left out.
+// Hazard converts a schedule to a hazard, which a [scenarios.Runner] can run on real servers: the order in which workers reach
+// their checkpoints, and the faults between them. What a hazard can't express is left out. Workers, steps, verdicts and traces of
+// about are replaced, for the fencing modes in which [System.Play] can run the steps. If the hazard isn't violated in the
+// System's mode, the error says why, and what was left out.
 func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (scenarios.Scenario, error) {
 	t.Helper()
 	y := &story{frozen: map[string]bool{}}
@@ -43,7 +43,7 @@ func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (s
 	why := map[history.Fencing]error{}
 	for _, f := range []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn} {
 		events, err := sys.Play(t, about, f)
-		if err != nil { // a worker that is refused doesn't report what one does that isn't
+		if err != nil { // a refused worker doesn't report what an accepted one does
 			why[f] = fmt.Errorf("the scenario can't be played: %w", err)
 			continue
 		}
@@ -61,11 +61,10 @@ func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (s
 	return about, nil
 }
 
-// story makes a hazard of a run.
 type story struct {
 	*scenarios.Scenario
-	frozen map[string]bool // by holder; without those that are killed
-	left   []string        // what a hazard has no words for
+	frozen map[string]bool
+	left   []string // what a hazard can't express
 }
 
 func (y *story) leave(what string) bool {
@@ -84,12 +83,12 @@ func (y *story) fault(k *worker, verb string) {
 	y.Steps = append(y.Steps, scenarios.Step{Verb: verb, Target: k.actor})
 }
 
-// step reports whether a hazard can express a step, and notes it.
+// step reports whether a hazard can express a step, and records it.
 func (y *story) step(k *worker, st Step) bool {
 	between := k.busy == "" && k.lease != nil && !k.dead
 	switch v := st.Verb; {
-	case v == Run, v == Mend: // of mend, lift
-	case v == Release && (!between || k.at != "read"): // a hazard's worker that reads writes, too
+	case v == Run, v == Mend: // lift calls Mend too
+	case v == Release && (!between || k.at != "read"): // a hazard's worker that reads also writes
 	case v == Resume:
 		if k.client.isFrozen() {
 			y.fault(k, "resume")
@@ -118,7 +117,6 @@ func (y *story) step(k *worker, st Step) bool {
 	return true
 }
 
-// call is about to begin.
 func (y *story) call(k *worker, what string) {
 	if what != "release" {
 		return
@@ -127,7 +125,7 @@ func (y *story) call(k *worker, what string) {
 	w.Idle = k.at == ""
 	if k.client.freeze == 1 && !w.Idle {
 		w.GetThenDel = true
-		y.MinTTL = history.Duration(3 * time.Second) // it must hold the lock until then, on a machine that stands still for a while
+		y.MinTTL = history.Duration(3 * time.Second) // it must hold the lock until then, even on a machine that stalls
 		y.run(k.actor, history.ReleaseGap)
 		y.fault(k, "pause")
 		y.frozen[k.actor] = true
@@ -135,7 +133,7 @@ func (y *story) call(k *worker, what string) {
 	y.Workers[k.actor] = w
 }
 
-// finish has a holder make its next call: all read, and then one after the other writes and releases.
+// finish makes a holder do its next call: first all read, then one by one they write and release.
 func (y *story) finish(workers []*worker) {
 	var next *worker
 	for _, k := range workers {
@@ -171,7 +169,7 @@ func (y *story) report(k *worker, name string) {
 	y.run(k.actor, name)
 }
 
-// rename names the workers A, B and so on, in the order in which they begin. A2 is A's second grant.
+// rename names the workers A, B and so on, in the order of their first step. A2 is A's second grant.
 func (y *story) rename() {
 	names := map[byte]string{}
 	rename := func(name string) string {
@@ -195,9 +193,8 @@ func (y *story) rename() {
 	y.Workers = workers
 }
 
-// Play plays a hazard in virtual time, as a [scenarios.Runner] does with processes, and returns its history. The lock's servers
-// have the names that hazards use: redis, or redis1 to redis5. The error matches errors.ErrUnsupported if Play lacks an option or
-// a fault.
+// Play runs a hazard in virtual time, as a [scenarios.Runner] does with processes, and returns its history. The lock's servers
+// are named redis, or redis1 to redis5. If Play lacks an option or a fault, the error matches errors.ErrUnsupported.
 func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (events []history.Event, err error) {
 	t.Helper()
 	in := *sys
@@ -259,10 +256,9 @@ func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (
 	return events, err
 }
 
-// cast opens the client of a hazard's worker.
 func (w *world) cast(i int, name string) {
 	how := w.plays[name]
-	ttl := 10 * time.Minute // longer than any run
+	ttl := 10 * time.Minute
 	if how.Victim {
 		ttl = w.sys.TTL
 	}
@@ -337,7 +333,7 @@ func (w *world) play(st scenarios.Step) error {
 	}
 	undoes := slices.ContainsFunc(history.Faults, func(f history.Fault) bool { return f.Undo == st.Verb })
 	if undoes {
-		event() // its target's next events come after
+		event() // before the target's next events
 	}
 	for _, st := range do {
 		w.quietly(st)
@@ -349,7 +345,6 @@ func (w *world) play(st scenarios.Step) error {
 	return nil
 }
 
-// server is the number of the server that hazards call name.
 func (sys *System) server(name string) (n int, ok bool) {
 	switch name {
 	case "redis":
@@ -362,7 +357,6 @@ func (sys *System) server(name string) (n int, ok bool) {
 	return n - 1, ok && err == nil && 1 <= n && n <= sys.Servers
 }
 
-// until has a worker go on until it reports something.
 func (w *world) until(k *worker, report string) error {
 	w.mu.Lock()
 	from := len(w.events)

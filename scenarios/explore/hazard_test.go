@@ -18,7 +18,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// corrupting are the defects that corrupt what the lock protects, in steps that a hazard has words for, and a sound lock with less fencing.
+// corrupting are defects that corrupt data in steps that a hazard can express, and a sound lock with less fencing.
 var corrupting = []struct {
 	name, hazard  string
 	fencing       history.Fencing
@@ -30,7 +30,7 @@ var corrupting = []struct {
 	{"NoFencedRead", "A sound lock, and a store that compares the tokens of writes alone.", history.FencingWrites, systems[0], explore.System{}},
 }
 
-// What corrupts data is found again, shrunk, and becomes a hazard: with -update it is written to testdata/hazards.
+// With -update, hazards are written to testdata/hazards.
 func TestFindHazards(t *testing.T) {
 	for _, c := range corrupting {
 		t.Run(c.name, func(t *testing.T) {
@@ -70,7 +70,6 @@ func TestFindHazards(t *testing.T) {
 	}
 }
 
-// A schedule that is no hazard says why.
 func TestNoHazard(t *testing.T) {
 	schedules, _ := recorded(t, "testdata/defects.txt")
 	schedules[slow] = parse(t, "pause C")
@@ -86,7 +85,6 @@ func TestNoHazard(t *testing.T) {
 	}
 }
 
-// named opens the locks of hazards in processes.
 func named(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	for _, c := range corrupting {
 		if c.sound.Open == nil && s.Variant == "" || c.name == s.Variant {
@@ -98,7 +96,6 @@ func named(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	return nil, fmt.Errorf("there is no variant %q", s.Variant)
 }
 
-// The hazards that were found play in virtual time, and with processes on a real Redis, or an embedded one, with the same traces.
 func TestHazards(t *testing.T) {
 	hazards, err := scenarios.Load(os.DirFS("testdata/hazards"))
 	require.NoError(t, err)
@@ -130,7 +127,6 @@ func TestHazards(t *testing.T) {
 	}
 }
 
-// A fault of a server that there is not hits no other.
 func TestPlayNoSuchServer(t *testing.T) {
 	for _, line := range []string{"jump redis6 20s", "wipe redis0", "cut A from redis1 redis6"} {
 		h, err := scenarios.Parse("X.txt", []byte("It happens.\n\nrun A until read\n"+line+"\nrun A until done\n"))
@@ -145,8 +141,8 @@ func trace(events []history.Event) string {
 	return strings.Join(history.Trace(events), "\n") + "\n"
 }
 
-// The hazards whose faults there are in virtual time have the same traces there as on real servers. One is left out: a client there can't
-// see that a server has closed its idle connection, sends its release on it, and again.
+// One hazard is left out: in virtual time a client can't see that a server has closed its idle connection, and sends its release
+// twice.
 func TestPlay(t *testing.T) {
 	var played []string
 	for _, h := range scenarios.Hazards() {

@@ -63,16 +63,15 @@ func retryer() aws.Retryer {
 	})
 }
 
-// bubbleHTTP is a server in this process.
 type bubbleHTTP struct {
 	tb    testing.TB
-	empty func(*bubbleHTTP) http.Handler // returns one without data
+	empty func(*bubbleHTTP) http.Handler
 
 	mu      sync.Mutex
-	ahead   time.Duration // of its clock
+	ahead   time.Duration
 	handler http.Handler
 	server  *http.Server
-	conns   chan net.Conn // of the server, to accept
+	conns   chan net.Conn
 	served  chan struct{}
 }
 
@@ -112,7 +111,7 @@ type serial struct {
 func (s *serial) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reply, err := s.Do(r)
 	if err != nil {
-		return // the client has gone
+		return
 	}
 	defer func() { _ = reply.Body.Close() }()
 	maps.Copy(w.Header(), reply.Header)
@@ -120,9 +119,9 @@ func (s *serial) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(w, reply.Body)
 }
 
-// Do is a client's, without a network.
+// Do is for clients without a network.
 func (s *serial) Do(r *http.Request) (*http.Response, error) {
-	body, err := io.ReadAll(r.Body) // before it locks: this takes time
+	body, err := io.ReadAll(r.Body) // before the lock: this takes time
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +172,6 @@ func (s *bubbleHTTP) Jump(d time.Duration) {
 	s.ahead += d
 }
 
-// Now is the server's time.
 func (s *bubbleHTTP) Now() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +180,6 @@ func (s *bubbleHTTP) Now() time.Time {
 
 func (s *bubbleHTTP) Since(t time.Time) time.Duration { return s.Now().Sub(t) }
 
-// pipes is a net.Listener.
 type pipes chan net.Conn
 
 func (p pipes) Accept() (net.Conn, error) {

@@ -12,7 +12,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/explore"
 )
 
-// defect is what is wrong with a naive lock.
 type defect string
 
 const (
@@ -107,7 +106,6 @@ func (n naive) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error
 	}
 }
 
-// is the value of a comparison that a script makes.
 func lost(changed int64, err error) error {
 	if err == nil && changed == 0 {
 		return dlock.ErrLost
@@ -122,7 +120,7 @@ func (n naive) pause() error {
 	return n.gap()
 }
 
-// takeAway deletes the lock after the gap, and tells whose it was.
+// takeAway deletes the lock after the gap, and returns whose it was.
 func (n naive) takeAway(ctx context.Context, g dlock.Grant) error {
 	if err := n.pause(); err != nil {
 		return err

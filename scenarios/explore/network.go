@@ -9,39 +9,38 @@ import (
 	"time"
 )
 
-// flow is what a direction of a client's connections does with a message.
 type flow int
 
 const (
 	pass flow = iota
-	hold      // keep it, in order, until the direction passes again
-	lose      // drop it; the client's end is closed when the direction passes again, since the stream has a hole
+	hold      // keep messages, in order, until the direction passes again
+	lose      // drop; when the direction passes again the client's end is closed, since the stream has a hole
 )
 
-// Client is one process's network to the servers. Its connections have the faults of the schedule.
+// Client is one process's network to the servers, with the schedule's faults.
 type Client struct {
 	Name string
-	TTL  time.Duration // of leases
-	// Gap, if not nil, is called by a release that isn't atomic between its requests.
+	TTL  time.Duration
+	// Gap, if not nil, is called between the requests of a non-atomic release.
 	Gap func() error
 
 	dial     func(server int) (net.Conn, error)
-	greeting int           // messages each way
-	latency  time.Duration // of each message; no two clients have the same, so that no two events have the same time
+	greeting int
+	latency  time.Duration // each client has its own, so that no two events coincide
 
 	mu      sync.Mutex
 	dead    bool
-	frozen  bool    // what it sends stays in the process; what is sent to it, in the network
-	freeze  int     // how many requests it sends until it is frozen; 0: it isn't about to be
-	flows   []fault // by server
-	conns   []*conn // in the order in which they were opened
+	frozen  bool // what it sends stays in the process, what is sent to it in the network
+	freeze  int  // requests until it freezes; 0: never
+	flows   []fault
+	conns   []*conn
 	opened  int
-	asked   map[string]bool // requests that a connection took with it before it had the reply
-	repeats int             // those that came again on another: the server may execute them twice
-	change  chan struct{}   // closed and replaced when anything above changes
+	asked   map[string]bool // requests of closed connections that had no reply
+	repeats int             // of these, sent again: the server may execute them twice
+	change  chan struct{}
 }
 
-// NewClient returns a client of real servers, without faults of its own.
+// NewClient returns a client of real servers, which has no faults.
 func NewClient(addrs []string, ttl time.Duration) *Client {
 	c := newClient(len(addrs), func(server int) (net.Conn, error) { return net.Dial("tcp", addrs[server]) }) //nolint:noctx // as a server in this process
 	c.TTL = ttl
@@ -52,13 +51,11 @@ func newClient(servers int, dial func(server int) (net.Conn, error)) *Client {
 	return &Client{flows: make([]fault, servers), change: make(chan struct{}), asked: map[string]bool{}, dial: dial}
 }
 
-// fault is what the connections to a server do, by direction.
 type fault struct {
 	flow  [2]flow
-	after [2]int // messages that pass before
+	after [2]int
 }
 
-// inForce is what happens to a message now.
 func (f *fault) inForce(dir int) flow {
 	if f.after[dir] > 0 {
 		return pass
@@ -66,10 +63,9 @@ func (f *fault) inForce(dir int) flow {
 	return f.flow[dir]
 }
 
-// replyLater keeps a reply apart from the request behind it.
+// replyLater separates a reply from the request behind it.
 const replyLater = 500 * time.Nanosecond
 
-// The directions.
 const (
 	requests = iota
 	replies
@@ -80,9 +76,8 @@ func (c *Client) Addr(server int) string {
 	return net.JoinHostPort("127.0.0.1", string(rune('1'+server)))
 }
 
-// Dial connects to the server whose address is addr. While the client has a fault it fails at once: a client library may hold a mutex
-// while it connects, and in a bubble no time passes while another goroutine waits for that. The messages of the client's greeting take
-// no time for the same reason.
+// Dial connects to the server at addr. Under a fault it fails at once: a client library may hold a mutex while it connects, and
+// in a bubble no time passes while a goroutine waits for a mutex. For the same reason the greeting's messages take no time.
 func (c *Client) Dial(_ context.Context, _, addr string) (net.Conn, error) {
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -113,7 +108,7 @@ func (c *Client) Dial(_ context.Context, _, addr string) (net.Conn, error) {
 	return clientEnd{ours, k.latency}, nil
 }
 
-// clientEnd makes a deadline pass later than a context's timer for the same time; otherwise either could be first.
+// clientEnd sets deadlines slightly later, since otherwise they would race with a context's timer for the same time.
 type clientEnd struct {
 	net.Conn
 	later time.Duration
@@ -126,28 +121,26 @@ func (e clientEnd) SetReadDeadline(t time.Time) error {
 	return e.Conn.SetReadDeadline(t)
 }
 
-// conn carries a connection's messages between the client and the server.
 type conn struct {
 	c       *Client
 	server  int
 	latency time.Duration
-	ends    [2]net.Conn  // the client's, the server's
-	queues  [2][]message // by direction
-	broken  bool         // it has lost a message
+	ends    [2]net.Conn
+	queues  [2][]message
+	broken  bool
 	closed  bool
-	asked   []byte // the last request, until something is replied
-	// greeting counts the messages of each direction that are still part of the client's greeting.
+	asked   []byte // the last request, until a reply
+	// greeting counts the messages left of the client's greeting, by direction.
 	greeting [2]int
 }
 
 type message struct {
-	bytes    []byte // none: the stream ends
-	held     bool   // until the direction passes again
-	unsent   bool   // by a frozen process
+	bytes    []byte // nil: end of the stream
+	held     bool
+	unsent   bool // held in a frozen process
 	greeting bool
 }
 
-// read puts what comes from a direction's source into its queue.
 func (k *conn) read(dir int) {
 	for buf := make([]byte, 1<<13); ; {
 		n, err := k.ends[dir].Read(buf)
@@ -165,18 +158,18 @@ func (k *conn) read(dir int) {
 	}
 }
 
-// arrive puts a message, or the end of the stream, into a direction's queue, unless it is lost. c.mu is held.
+// arrive queues a message, or the end of the stream, unless it is lost. c.mu is held.
 func (k *conn) arrive(dir int, b []byte) {
 	c, f, m := k.c, &k.c.flows[k.server], message{bytes: b}
 	switch {
 	case b != nil && dir == requests && c.dead:
 		return
-	case b != nil && k.greeting[dir] > 0: // no fault begins within it
+	case b != nil && k.greeting[dir] > 0: // which no fault interrupts
 		k.greeting[dir]--
 		m.greeting = true
 	default:
 		flow := f.inForce(dir)
-		if b != nil && flow == lose { // the other end doesn't learn of it until the fault is over
+		if b != nil && flow == lose { // the other end learns of it when the fault is over
 			k.broken = true
 			return
 		}
@@ -200,8 +193,8 @@ func (k *conn) arrive(dir int, b []byte) {
 	c.changed()
 }
 
-// write takes messages from a direction's queue to where they go. What the server sends to a client that has closed the connection
-// is dropped: requests of that client may still be on their way.
+// write forwards messages from a direction's queue. It drops what the server sends on a connection that the client has closed,
+// and goes on: that client's requests may still be in the network.
 func (k *conn) write(dir int) {
 	for {
 		m, ok := k.next(dir)
@@ -225,7 +218,7 @@ func (k *conn) write(dir int) {
 	k.close()
 }
 
-// next waits for a direction's next message. It reports false when the connection is closed.
+// next waits for a message. It returns false when the connection is closed.
 func (k *conn) next(dir int) (message, bool) {
 	c := k.c
 	for {
@@ -261,13 +254,12 @@ func (k *conn) close() {
 	_ = k.ends[1].Close()
 }
 
-// changed wakes who waits. c.mu is held.
+// The caller holds c.mu.
 func (c *Client) changed() {
 	close(c.change)
 	c.change = make(chan struct{})
 }
 
-// set changes the client's faults.
 func (c *Client) set(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,7 +267,7 @@ func (c *Client) set(f func()) {
 	c.changed()
 }
 
-// fault lets n messages of a direction pass, and then f applies, on the connections to a server, or to all.
+// fault applies f to a direction after n more messages, for a server or All.
 func (c *Client) fault(server, dir int, f flow, n int) {
 	c.set(func() {
 		for i := range c.flows {
@@ -286,7 +278,6 @@ func (c *Client) fault(server, dir int, f flow, n int) {
 	})
 }
 
-// mend lets everything pass.
 func (c *Client) mend() {
 	c.set(func() { clear(c.flows) })
 	c.closeIf(func(k *conn) bool { return k.broken })
@@ -298,7 +289,7 @@ func (c *Client) isFrozen() bool {
 	return c.frozen
 }
 
-// closeIf closes the client's end of connections. What it has sent arrives.
+// closeIf closes the client's end of connections. What was sent still arrives.
 func (c *Client) closeIf(is func(*conn) bool) {
 	c.mu.Lock()
 	var all []*conn
@@ -314,7 +305,6 @@ func (c *Client) closeIf(is func(*conn) bool) {
 	}
 }
 
-// kill ends the client's process: from now on it sends nothing.
 func (c *Client) kill() {
 	c.set(func() {
 		c.dead, c.frozen, c.freeze = true, false, 0

@@ -13,8 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What each fault does to messages: "send x" sends x over the last connection, "dial" opens one, and other lines are steps. The server
-// replies to x with X.
+// "send x" sends x over the last connection, "dial" opens one, other lines are steps. The server replies to x with X.
 func TestFaults(t *testing.T) {
 	for _, test := range []struct{ name, steps, want string }{
 		{"none", "send a; send b", "send a: server a, client A; send b: server b, client B"},
@@ -56,7 +55,7 @@ func TestFaults(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				wire := &wire{t: t}
 				k := &worker{process: &process{client: wire.newClient()}}
-				defer time.Sleep(settle) // what is being delivered
+				defer time.Sleep(settle)
 				defer k.client.mend()
 				defer k.client.kill()
 				wire.open(k.client)
@@ -85,7 +84,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A process is killed at once, though its connections are closed one after the other.
+// Although its connections are closed one by one.
 func TestKilledSendsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wire := &wire{t: t}
@@ -101,7 +100,6 @@ func TestKilledSendsNothing(t *testing.T) {
 	})
 }
 
-// wire is a client and a server that note what they read.
 type wire struct {
 	t      *testing.T
 	client net.Conn

@@ -19,21 +19,19 @@ import (
 	"github.com/fencelab/fencelab/scenarios/explore"
 )
 
-// drift is what a lock must take off a lease of a second, since clocks differ.
+// drift is the allowance for clock drift on a lease of a second.
 const drift = 12 * time.Millisecond
 
-// others are locks of other libraries, without tokens. What delays redsync's requests is left out, see TestRedsyncValue.
+// others are locks of other libraries, without tokens. TestRedsyncValue says why redsync lacks two verbs.
 var others = []explore.System{onBSM(drift), without(onRedsync(5), explore.Hold, explore.Pause)}
 
-// shortcomings are known defects of these.
 var shortcomings = []flaw{
 	{"makes no allowance for clock drift: bsm/redislock", only(onBSM(0), explore.Jump), others[0]},
 	{"leaves the lock held if a call's context ends: bsm/redislock", deafened(others[0]), deafened(systems[2])},
 	{"renews a lease that has expired: redsync, WithSetNXOnExtend", only(onRedsync(1, redsync.WithSetNXOnExtend()), explore.Renew), onRedsync(1)},
 }
 
-// The locks of other libraries break nothing but what is known. The seed is fixed: what else they break is no reason for this module's tests to
-// fail one day.
+// The seed is fixed: a new defect in another library must not make this module's tests fail.
 func TestOthers(t *testing.T) {
 	for _, sys := range others {
 		t.Run(sys.Name, func(t *testing.T) {
@@ -44,15 +42,15 @@ func TestOthers(t *testing.T) {
 	find(t, "testdata/others.txt", shortcomings)
 }
 
-// All tries of redsync's LockContext write the same value. The release that follows a failed one may arrive late, and free the lock that a
-// later one has taken. Random schedules found it.
+// All tries of redsync's LockContext write the same value. The release after a failed try may arrive late and free the lock that
+// a later try has taken.
 func TestRedsyncValue(t *testing.T) {
 	sys := onRedsync(1)
 	r := sys.Run(t, parse(t, "run C; hold A 1; run A; run C; hold A 1; wait 1.1s; mend A; run C"))
 	require.Equal(t, explore.TwoHolders, r.Finding, r.Trace)
 }
 
-// deafened has leases that last longer than a client may wait. Requests arrive, and replies may be lost.
+// deafened has leases longer than a client may wait. Requests arrive, but replies may be lost.
 func deafened(sys explore.System) explore.System {
 	sys.TTL, sys.Wait = 10*time.Second, 3*time.Second
 	return only(sys, explore.Cancel, explore.Deafen, explore.Mend)
@@ -63,13 +61,13 @@ func without(sys explore.System, verbs ...explore.Verb) explore.System {
 	return sys
 }
 
-// only has no other steps than calls, time, and these. They are found sooner.
+// only limits steps to calls, waiting and these verbs, which finds defects sooner.
 func only(sys explore.System, verbs ...explore.Verb) explore.System {
 	sys.Without = allBut(append(verbs, explore.Run, explore.Wait)...)
 	return sys
 }
 
-// onBSM is bsm/redislock. A lease ends the allowance sooner than on the server.
+// onBSM is bsm/redislock. A lease ends the allowance earlier than on the server.
 func onBSM(allowance time.Duration) explore.System {
 	return explore.System{
 		Name: "bsm/redislock", TTL: time.Second, Servers: 1, Serve: serveRedis, Greeting: 1, NoTokens: true,
@@ -99,7 +97,6 @@ type backoff struct {
 	next  time.Time
 }
 
-// NextBackoff implements redislock.RetryStrategy.
 func (b *backoff) NextBackoff() time.Duration {
 	b.next = time.Now().Add(b.every)
 	return b.every

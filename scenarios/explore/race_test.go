@@ -2,5 +2,5 @@
 
 package explore_test
 
-// The race detector has goroutines run in random order.
+// The race detector runs goroutines in random order.
 func init() { ordered = false }

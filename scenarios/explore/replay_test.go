@@ -16,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// What breaks a lock in virtual time breaks it on real Redis servers, in the same steps.
 func TestReplay(t *testing.T) {
 	schedules, _ := recorded(t, "testdata/defects.txt")
 	more, _ := recorded(t, "testdata/others.txt")
@@ -39,7 +38,6 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// real is a Redis that runs in a process of its own.
 type real struct {
 	t *testing.T
 	s *testbed.Server

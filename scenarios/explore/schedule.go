@@ -12,51 +12,51 @@ import (
 // Verb is what a step does.
 type Verb string
 
-// The verbs. A step that its worker's state doesn't allow does nothing, so that any part of a schedule is itself a
-// schedule.
+// The verbs. A step that its worker's state doesn't allow does nothing, so any part of a schedule is a schedule. For cut, deafen,
+// hold and lag, the fault begins after N more messages, and no new connection can be made while it lasts.
 const (
-	Run       Verb = "run"       // the worker makes its next call: acquire, fenced read, write, release
-	Try       Verb = "try"       // the worker acquires without waiting
-	Renew     Verb = "renew"     // the worker renews its lease
-	Release   Verb = "release"   // the worker releases the lock, whatever it has done
-	Rerelease Verb = "rerelease" // the worker releases its previous lease once more
-	Crowd     Verb = "crowd"     // twelve more goroutines of the worker's process wait for the lock, and release it at once
-	Cancel    Verb = "cancel"    // the contexts of the worker's call and of its crowd end
-	Kill      Verb = "kill"      // the worker's process dies
-	Pause     Verb = "pause"     // nothing enters or leaves the worker's process, after N more requests have left
-	Resume    Verb = "resume"    //
-	Cut       Verb = "cut"       // requests are lost, after N more have passed; no new connection can be made meanwhile
-	Deafen    Verb = "deafen"    // replies are lost, after N more have passed; no new connection can be made meanwhile
-	Hold      Verb = "hold"      // requests are kept in the network, after N more have passed; no new connection can be made meanwhile
-	Lag       Verb = "lag"       // replies are kept in the network, after N more have passed; no new connection can be made meanwhile
-	Mend      Verb = "mend"      // ends cut, deafen, hold and lag: what is held arrives, connections that have lost something are closed
-	Reset     Verb = "reset"     // the worker's connections are closed
-	Late      Verb = "late"      // the worker's next write stays in the network
-	Deliver   Verb = "deliver"   // a late write arrives
+	Run       Verb = "run" // the worker makes its next call: acquire, fenced read, write, release
+	Try       Verb = "try" // acquires without waiting
+	Renew     Verb = "renew"
+	Release   Verb = "release"   // releases the lock, whatever the worker has done
+	Rerelease Verb = "rerelease" // releases the previous lease again
+	Crowd     Verb = "crowd"     // twelve more goroutines of the process acquire the lock, and release it at once
+	Cancel    Verb = "cancel"    // ends the contexts of the worker's call and of its crowd
+	Kill      Verb = "kill"
+	Pause     Verb = "pause"  // nothing enters or leaves the process, once N more requests have left
+	Resume    Verb = "resume" //
+	Cut       Verb = "cut"    // requests are lost
+	Deafen    Verb = "deafen" // replies are lost
+	Hold      Verb = "hold"   // the network holds requests
+	Lag       Verb = "lag"    // the network holds replies
+	Mend      Verb = "mend"   // ends cut, deafen, hold and lag: held messages arrive, connections that lost a message are closed
+	Reset     Verb = "reset"  // closes the worker's connections
+	Late      Verb = "late"   // the network holds the worker's next write
+	Deliver   Verb = "deliver"
 	Duplicate Verb = "duplicate" // the worker's last write arrives again
-	Restart   Verb = "restart"   // a server restarts with its data
-	Wipe      Verb = "wipe"      // a server restarts without its data
-	Jump      Verb = "jump"      // a server's clock jumps forward by For
-	Wait      Verb = "wait"      // time passes
-	TTL       Verb = "ttl"       // the worker's process, which must not have done anything yet, has leases of For
+	Restart   Verb = "restart"   // of a server, which keeps its data
+	Wipe      Verb = "wipe"      // a restart without the data
+	Jump      Verb = "jump"      // sets a server's clock forward by For
+	Wait      Verb = "wait"
+	TTL       Verb = "ttl" // sets the TTL of the worker's process, which must not have done anything yet
 )
 
 // Step is one step of a [Schedule].
 type Step struct {
 	Verb   Verb
-	Worker int           // of all but those of servers, and wait
-	Server int           // of restart, wipe and jump; of cut, deafen, hold and lag: the server whose connections are hit, or All
-	N      int           // of cut, deafen, hold, lag and pause: how many messages pass before
+	Worker int           // not of restart, wipe, jump and wait
+	Server int           // of restart, wipe and jump; of cut, deafen, hold and lag: one server, or All
+	N      int           // of cut, deafen, hold, lag and pause: messages that pass first
 	For    time.Duration // of wait, jump and ttl
 }
 
-// All is every server.
+// All means every server.
 const All = -1
 
-// Schedule is what happens, one step after the other.
+// Schedule is a list of steps.
 type Schedule []Step
 
-// String is the schedule as text, a step a line, which [Parse] reads.
+// String returns the schedule as text for [Parse], one step a line.
 func (s Schedule) String() string {
 	var b strings.Builder
 	for _, st := range s {
@@ -83,10 +83,9 @@ func (st Step) String() string {
 	return strings.Join(words, " ")
 }
 
-// name is that of a worker: A, B, C.
 func name(worker int) string { return string(rune('A' + worker)) }
 
-// Parse reads a schedule. Empty lines and those that begin with # are skipped.
+// Parse reads a schedule. It skips empty lines and those that begin with #.
 func Parse(text string) (Schedule, error) {
 	var s Schedule
 	n := 0
@@ -127,7 +126,6 @@ func parseStep(words []string) (Step, error) {
 	return st, nil
 }
 
-// set reads an argument, and reports whether it is one.
 func (st *Step) set(arg, word string) bool {
 	var err error
 	switch arg {
@@ -144,10 +142,10 @@ func (st *Step) set(arg, word string) bool {
 	return err == nil && st.Server >= 0 && st.N >= 0 && st.For >= 0
 }
 
-// MaxWorkers is how many workers a schedule may have.
+// MaxWorkers is the maximum number of workers in a schedule.
 const MaxWorkers = 5
 
-// letter is a verb, the words that follow it, and how often schedules use it. What is in brackets may be left out.
+// letter is a verb, its arguments (optional ones in brackets) and its frequency.
 type letter struct {
 	Verb
 	takes  string
@@ -178,7 +176,7 @@ var alphabet = []letter{
 	{Wipe, "server", 1},
 	{Jump, "server duration", 3},
 	{Wait, "duration", 14},
-	{TTL, "worker duration", 0}, // a schedule begins with it
+	{TTL, "worker duration", 0}, // only at the start of a schedule
 }
 
 func (v Verb) args() string {
@@ -194,15 +192,15 @@ func Verbs() []Verb {
 	return all
 }
 
-// Random returns a schedule of about n steps that follows from the seed. Half of it is single steps, half is episodes: a fault
-// hits a worker in the middle of a call, time passes, others make their calls, the fault ends.
+// Random returns a schedule of about n steps, determined by the seed. Half of it is episodes: a fault hits a worker during a
+// call, time passes, others make their calls, the fault ends.
 func (sys *System) Random(seed uint64, n int) Schedule {
 	g := generator{System: sys, Rand: rand.New(rand.NewPCG(seed, 0))}
 	g.workers = 2 + g.IntN(2)
-	if seed%8 == 0 { // with more workers, each does less
+	if seed%8 == 0 {
 		g.workers = MaxWorkers - g.IntN(2)
 	}
-	calm := g.IntN(4) == 0 // System.Wait is longer after a fault
+	calm := g.IntN(4) == 0 // the shorter System.Wait then applies
 	for _, l := range alphabet {
 		skip := calm && (needsServer(l.Verb) || l.Verb == Kill || l.Verb == Pause)
 		if skip || slices.Contains(sys.Without, l.Verb) || g.IntN(4) == 0 && l.Verb != Run { // with fewer verbs a schedule gets further
@@ -237,7 +235,7 @@ type generator struct {
 	letters []letter
 }
 
-// pick returns a random verb of those given, or of all; Run if the schedule may have none of them.
+// pick returns a random verb, of those given if any; Run if the schedule uses none of them.
 func (g *generator) pick(of ...Verb) Verb {
 	letters := slices.DeleteFunc(slices.Clone(g.letters), func(l letter) bool { return len(of) > 0 && !slices.Contains(of, l.Verb) })
 	total := 0
@@ -290,7 +288,6 @@ func (g *generator) episode() Schedule {
 	return s
 }
 
-// clean clears what a step's verb doesn't use.
 func (s Schedule) clean() Schedule {
 	for i, st := range s {
 		s[i], _ = parseStep(strings.Fields(st.String()))
@@ -298,7 +295,7 @@ func (s Schedule) clean() Schedule {
 	return s
 }
 
-// shrink returns the smallest schedule that it finds for which fails still holds, by leaving out steps, and then by faults that hit earlier.
+// shrink returns a small schedule for which fails still holds: it removes steps, then makes faults begin earlier.
 func (s Schedule) shrink(fails func(Schedule) bool) Schedule {
 	for size := len(s) / 2; size > 0; {
 		smaller := false

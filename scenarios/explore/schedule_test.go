@@ -37,7 +37,6 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A random schedule is the same text when it is read again.
 func TestRandom(t *testing.T) {
 	for _, sys := range slices.Concat(systems, others) {
 		for seed := range uint64(50) {
@@ -50,9 +49,8 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// One schedule in eight has more than three workers.
 func TestRandomWorkers(t *testing.T) {
-	count := map[int]int{} // schedules, by the last worker
+	count := map[int]int{}
 	for seed := range uint64(800) {
 		last := 0
 		for _, st := range systems[0].Random(seed, 24) {

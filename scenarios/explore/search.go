@@ -8,30 +8,30 @@ import (
 	"time"
 )
 
-// Options say what [System.Explore] runs.
+// Options configure [System.Explore].
 type Options struct {
-	Seed      uint64              // of the first schedule; each following one has the next
-	Schedules int                 // how many, if For is 0
-	Steps     int                 // of a schedule; 0: 24
-	For       time.Duration       // how long to run schedules
-	Counts    func(Schedule) bool // whether one that breaks something counts; nil: each does
-	Best      int                 // how many schedules to shrink, of which the shortest is reported; 0: 1
+	Seed      uint64 // of the first schedule; each next one adds 1
+	Schedules int    // if For is 0
+	Steps     int    // per schedule; 0: 24
+	For       time.Duration
+	Counts    func(Schedule) bool // whether to count a schedule that breaks something; nil: always
+	Best      int                 // how many counted schedules to shrink, to report the shortest; 0: 1
 	Log       func(format string, args ...any)
 }
 
-// Report is what schedules have found.
+// Report is the outcome of [System.Explore].
 type Report struct {
 	Name      string
 	Schedules int
 	Grants    int
-	Repeats   int             // requests that a client repeated because it had lost the connection before the reply
-	Met       map[string]Verb // steps and calls that were under way, as in "cut acquire", with the step's verb
+	Repeats   int             // requests repeated because the connection was lost before the reply
+	Met       map[string]Verb // steps that had an effect, with the call in progress ("cut acquire") → the step's verb
 	Took      time.Duration
-	First     int           // how many schedules it took until one broke something
-	After     time.Duration // until then
-	Seed      uint64        // of the schedule that is reported
-	Schedule  Schedule      // that one, shrunk
-	Found     *Result       // nil: nothing was broken
+	First     int           // schedules until one broke something
+	After     time.Duration // time until then
+	Seed      uint64        // of Schedule
+	Schedule  Schedule
+	Found     *Result // nil: nothing was broken
 }
 
 func (r *Report) String() string {

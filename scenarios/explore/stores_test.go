@@ -16,8 +16,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/explore"
 )
 
-// free is a lock that everybody gets at once: what is left is the token, which grows with time, and the store. Its own leases are over when
-// they begin.
+// free is a lock that everybody gets at once, to test stores: tokens grow with time, and leases end when they begin.
 var free = scenarios.Adapter{Get: func(context.Context, string, bool) (scenarios.Grant, error) {
 	now, epoch := time.Now(), time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // of a bubble
 	return scenarios.Grant{
@@ -29,12 +28,10 @@ var free = scenarios.Adapter{Get: func(context.Context, string, bool) (scenarios
 func store(sys explore.System, open func(c *explore.Client) (resource.Store, error)) explore.System {
 	sys.TTL, sys.Servers, sys.Store = time.Second, 1, open
 	sys.Open = func(*explore.Client) (scenarios.Lock, error) { return free, nil }
-	// Hold and Reset disturb calls on their way.
 	sys.Without = []explore.Verb{explore.Wipe, explore.Jump, explore.Renew, explore.Rerelease, explore.Try, explore.Late, explore.Deliver, explore.Crowd, explore.TTL}
 	return sys
 }
 
-// closing closes what a store is on, too.
 type closing struct {
 	resource.Store
 	closer func()
@@ -69,6 +66,6 @@ func dynamoStore() explore.System {
 		s, err := dynamostore.New(dynamoClient(&http.Client{Transport: transport, Timeout: 3 * c.TTL}, "http://"+c.Addr(0)), table)
 		return closing{s, transport.CloseIdleConnections}, err
 	})
-	sys.Without = append(sys.Without, explore.Duplicate) // which succeeds if its first reply is lost, see Store.Write
+	sys.Without = append(sys.Without, explore.Duplicate) // it succeeds if its first reply is lost, see Store.Write
 	return sys
 }

@@ -1,27 +1,28 @@
 package history
 
-// Fault is a fault of a worker, the resource or a server of the lock. Package scenarios injects it, or internal/open if only one lock's servers have it.
+// Fault is a fault of a worker, the resource or a server. Package scenarios injects it, or internal/open if only one lock's
+// servers have it.
 type Fault struct {
-	Name string // in schedules, events and traces
-	Undo string // the name of its undo; empty: none
-	From bool   // it is between its target and servers of the lock, which are listed after it
+	Name string
+	Undo string // the undo's name; empty: none
+	From bool   // it is between its target and the servers named after it
 
-	State State  // of the target, until the undo
-	Needs string // of the server: a clock, replica or network of its own; scenarios/servers_test.go starts such servers
+	State State
+	Needs string // a clock, replica or network of the server's own, see scenarios/servers_test.go
 
 	Label    string // in a drawing, after the target's name
-	Sentence string // in a list; {target}, {from} and {detail} are replaced by those of the event
+	Sentence string // in a list; {target}, {from} and {detail} are replaced
 }
 
 // State is the state of a fault's target.
 type State int
 
-// States that matter to somebody; most faults have none.
+// States, of the faults that need one.
 const (
-	Frozen  State = iota + 1
-	Down          // the process is gone
-	Delayed       // its requests to the resource are held in the network
-	CutOff        // from servers of the lock
+	Frozen State = iota + 1
+	Down
+	Delayed // its requests to the resource are held in the network
+	CutOff
 )
 
 // Faults are all faults and their undos.

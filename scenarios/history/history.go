@@ -1,5 +1,5 @@
-// Package history defines the events of a run and judges them. The judge sees nothing else, so recorded and hand-made histories can
-// also be judged.
+// Package history defines the events of a run and judges them. The judge sees nothing else, so recorded and hand-made histories
+// can be judged too.
 package history
 
 import (
@@ -15,11 +15,11 @@ import (
 // Fencing is a fencing mode.
 type Fencing string
 
-// The fencing modes; docs/design.md says why writes alone are not enough.
+// The fencing modes, see docs/design.md.
 const (
 	FencingOff    Fencing = "off"    // the resource accepts everything
 	FencingWrites Fencing = "writes" // writes carry the token, reads don't
-	FencingOn     Fencing = "on"     // a grant's first read raises the fence too
+	FencingOn     Fencing = "on"     // reads carry the token too, and raise the fence
 )
 
 // Kind is an [Event]'s kind.
@@ -27,40 +27,40 @@ type Kind string
 
 // The kinds of events.
 const (
-	KindRun      Kind = "run"      // the first event; Run
+	KindRun      Kind = "run"
 	KindReport   Kind = "report"   // of a worker: a checkpoint or an outcome; Name
-	KindFault    Kind = "fault"    // the controller injected or healed a fault; Name and Target
+	KindFault    Kind = "fault"    // injected or undone by the controller; Name and Target
 	KindDecision Kind = "decision" // of the resource; Op, Token, Seq, Seen, Accepted, Value
 	KindDoubt    Kind = "doubt"    // times show that the hazard did not happen; Detail
 	KindFinal    Kind = "final"    // the resource's value after the run; Value, Seen
-	KindEnd      Kind = "end"      // the last event: the history is complete
+	KindEnd      Kind = "end"
 )
 
 // Names of reports.
 const (
-	Held        = "held"         // a try found the lock held by another
-	Acquired    = "acquired"     // Token, TTL and Until are set
-	Read        = "read"         // Value is what was read
-	ReadStale   = "read-stale"   // the fenced read was refused
-	Checked     = "checked"      // the worker checked its lease: it was still held
-	BeforeWrite = "before-write" // the value to write is computed
-	Sent        = "sent"         // the worker is about to write; the network holds the write from now on
-	Wrote       = "wrote"        // the resource accepted the write
-	WriteStale  = "write-stale"  // the resource refused the write (409)
-	ReleaseGap  = "release-gap"  // between the check and the delete of a release that is not atomic
-	Released    = "released"     // the lock was released by its owner
-	ReleaseLost = "release-lost" // the lock was no longer the worker's, and was left alone
+	Held        = "held"       // a try found the lock held
+	Acquired    = "acquired"   // Token, TTL and Until are set
+	Read        = "read"       // Value is set
+	ReadStale   = "read-stale" // the fenced read was refused
+	Checked     = "checked"    // the worker's lease was still held
+	BeforeWrite = "before-write"
+	Sent        = "sent" // about to write, and the network will hold the write
+	Wrote       = "wrote"
+	WriteStale  = "write-stale"
+	ReleaseGap  = "release-gap"  // between the check and the delete of a non-atomic release
+	Released    = "released"     // by its owner
+	ReleaseLost = "release-lost" // the worker no longer had the lock, and left it alone
 	// ReleaseForeign: the release freed another owner's lock.
 	ReleaseForeign = "release-foreign"
-	LostLease      = "lost-lease" // the worker checked its lease, which was lost, and gave up
+	LostLease      = "lost-lease" // the worker found its lease lost, and gave up
 	Lost           = "lost"       // the worker saw its lease end, at Until, and continues
-	Failed         = "failed"     // the worker failed with Error
-	Done           = "done"       // the worker has ended
+	Failed         = "failed"     // with Error
+	Done           = "done"
 )
 
-// Event is one line of a history. Fields of other Kinds are zero and not in the JSON.
+// Event is one line of a history. Fields that don't apply to its Kind are zero and not in the JSON.
 type Event struct {
-	Time  time.Time `json:"time"`            // the actor's wall clock; for drawing, never for judging
+	Time  time.Time `json:"time"`            // the actor's wall clock; never used for judging
 	Actor string    `json:"actor"`           // a worker's name, "resource" or "controller"
 	Kind  Kind      `json:"kind"`            //
 	Name  string    `json:"name,omitempty"`  // of a report or fault
@@ -68,23 +68,23 @@ type Event struct {
 
 	Run *Run `json:"run,omitempty"`
 
-	Target string   `json:"target,omitempty"` // of a fault: a worker, "resource" or a server of the lock
+	Target string   `json:"target,omitempty"` // of a fault: a worker, "resource" or a server
 	Peers  []string `json:"peers,omitempty"`  // of a cut: from which servers
-	Detail string   `json:"detail,omitempty"` // of a fault: how large, or which kind
+	Detail string   `json:"detail,omitempty"` // of a fault: its size or kind
 
-	Token uint64    `json:"token,omitempty"` // the grant's fencing token
-	TTL   Duration  `json:"ttl,omitempty"`   // of an acquired report: the lease
-	Until time.Time `json:"until,omitzero"`  // of an acquired report: the lease's end without renewal; of a lost one: its end
+	Token uint64    `json:"token,omitempty"` // the grant's
+	TTL   Duration  `json:"ttl,omitempty"`   // of an acquired report
+	Until time.Time `json:"until,omitzero"`  // of an acquired report: when the lease ends unless renewed; of a lost one: when it ended
 
 	Op       string `json:"op,omitempty"`       // of a decision: "read" or "write"
-	Key      string `json:"key,omitempty"`      // of a decision, final or acquired report: the ledger's, or the lock's
-	Seq      uint64 `json:"seq,omitempty"`      // of a decision: the write's number under its grant
+	Key      string `json:"key,omitempty"`      // the ledger's; of an acquired report: the lock's
+	Seq      uint64 `json:"seq,omitempty"`      // of a decision: the number of the call under its grant
 	Seen     uint64 `json:"seen,omitempty"`     // of a decision or final: the greatest token accepted before
 	SeenSeq  uint64 `json:"seen_seq,omitempty"` //
 	Accepted bool   `json:"accepted,omitempty"` // of a decision
 	Enforced bool   `json:"enforced,omitempty"` // of a decision: the fence was checked
 	Value    string `json:"value,omitempty"`    // of a decision, a read report or final: the ledger
-	Refusals int    `json:"rejected,omitempty"` // of final: the resource's count of refusals, from its metrics
+	Refusals int    `json:"rejected,omitempty"` // of final: from the resource's metrics
 }
 
 // Run describes a history's run.
@@ -92,20 +92,20 @@ type Run struct {
 	Scenario string   `json:"scenario"`
 	Hazard   string   `json:"hazard"`
 	Fencing  Fencing  `json:"fencing"`
-	Lock     string   `json:"lock"`    // Service.Lock, e.g. "redis"
-	Server   string   `json:"server"`  // e.g. "redis 7.0.15 (containers)"
-	Store    string   `json:"store"`   // e.g. "bolt"
-	TTL      Duration `json:"ttl"`     // of the victim's lease
-	Pause    Duration `json:"pause"`   // the minimum duration of a freeze; 0: until the schedule continues
+	Lock     string   `json:"lock"`   // Service.Lock
+	Server   string   `json:"server"` // e.g. "redis 7.0.15 (containers)"
+	Store    string   `json:"store"`
+	TTL      Duration `json:"ttl"`     // of the victim
+	Pause    Duration `json:"pause"`   // minimum duration of a freeze; 0: until its undo
 	Workers  []string `json:"workers"` // in the order of their first step
-	// Keys are the ledgers, if there are several.
+	// Keys are the ledgers, if several.
 	Keys []string `json:"keys,omitempty"`
-	// TokensLost says that the hazard makes tokens go backwards.
+	// TokensLost says that the hazard makes tokens regress.
 	TokensLost bool   `json:"tokens_lost,omitempty"`
 	Command    string `json:"command"` // repeats this run
 }
 
-// Duration is a time.Duration whose text is like "1.5s".
+// Duration is a time.Duration with a text like "1.5s".
 type Duration time.Duration
 
 // MarshalText implements [encoding.TextMarshaler].
@@ -129,10 +129,9 @@ func Encode(w io.Writer, events []Event) error {
 	return nil
 }
 
-// maxLine bounds a line, in bytes.
 const maxLine = 8 << 20
 
-// Decode reads JSON lines and skips blank ones. An error names the line.
+// Decode reads JSON lines and skips blank ones. Errors name the line.
 func Decode(r io.Reader) ([]Event, error) {
 	var events []Event
 	sc := bufio.NewScanner(r)

@@ -15,14 +15,13 @@ func Entries(ledger string) []string {
 // Append returns ledger with entry as its last line.
 func Append(ledger, entry string) string { return ledger + entry + "\n" }
 
-// cutLast is the inverse of Append.
 func cutLast(ledger string) (rest, entry string, ok bool) {
 	lines, ok := strings.CutSuffix(ledger, "\n")
 	i := strings.LastIndexByte(lines, '\n') + 1
 	return lines[:i], lines[i:], ok && lines[i:] != ""
 }
 
-// fence repeats package resource's comparison: sharing the judged code would share its defects.
+// fence repeats package resource's comparison, so that the judge doesn't share its defects.
 type fence struct{ token, seq uint64 }
 
 func (f fence) after(g fence) bool {
@@ -43,29 +42,28 @@ func (f fence) String() string {
 	return fmt.Sprintf("%d.%d", f.token, f.seq)
 }
 
-// Judge judges a history. It keeps its own account of the greatest fence and of the ledger, from the resource's decisions, and
-// ignores times: the runner has recorded what they show as events.
+// Judge judges a history. It derives the greatest fence and the ledger from the resource's decisions, and ignores times: the
+// runner has recorded what they show as events.
 //
-// Violated, unless fencing is off and the history itself says that the hazard did not happen:
-//   - a write was accepted that had no token although fencing was on, or whose fence was not greater than those of all writes and
+// Violated, unless fencing is off and the history says that the hazard did not happen:
+//   - a write was accepted without a token although fencing was on, or with a fence not greater than those of all writes and
 //     fenced reads accepted before;
 //   - a fenced read was accepted after a read or write that fences it off;
-//   - an entry of an accepted write is missing from a later accepted write, a read, or the final value;
-//   - an entry appears twice, or appears although its write was refused;
+//   - an entry of an accepted write is missing from a later accepted write, a read or the final value;
+//   - an entry appears twice, or although its write was refused;
 //   - the resource forgot a fence that it had accepted.
 //
-// Inconclusive, if it isn't violated and any of these holds (otherwise it is safe):
+// Otherwise inconclusive, if any of these holds:
 //   - the history is incomplete, covers several runs, undeclared keys or undeclared workers, or has unknown events;
 //   - a decision is not the resource's, or a fault or final value not the controller's;
-//   - a worker has not ended, or has failed;
-//   - fewer than two grants, or grants of different locks or to a worker that has the lock, or no accepted write;
-//   - the hazard did not happen: no holder acted after its successor's grant, and none was killed before that grant; or the
-//     history says so;
-//   - tokens do not grow (or do, if the hazard is that they don't), are used without their grant, or are missing from a grant, with
-//     fencing on or if others have one;
-//   - the resource checked the fence in a mode without fencing, or the reverse, or refused what the rule admits;
+//   - a worker has failed or not ended;
+//   - there are fewer than two grants, grants of different locks, a grant to a worker that has the lock, or no accepted write;
+//   - the hazard did not happen: no holder acted after its successor's grant or was killed before it, or the history says so;
+//   - tokens don't grow (or do, if the hazard is that they regress), are used without their grant, or are missing from a grant,
+//     with fencing on or if others have one;
+//   - the resource checked a fence that the mode doesn't check, or the reverse, or refused what the rule admits;
 //   - an accepted write is not the last ledger plus one entry, or a ledger is not the expected one;
-//   - decisions are missing that a worker reports or that the resource's fence or count of refusals implies.
+//   - decisions are missing that a worker's report, the resource's fence or its count of refusals implies.
 func Judge(events []Event) Result {
 	j := judge{
 		keys: map[string]*keyState{}, ended: map[string]bool{}, holders: map[holder]bool{}, holding: map[string]bool{},
@@ -90,27 +88,27 @@ func Judge(events []Event) Result {
 type judge struct {
 	Result
 	violations, objections []string
-	doubts                 []string // the history's own: why the hazard did not happen
+	doubts                 []string // recorded: why the hazard did not happen
 
-	fencing Fencing // "" if unknown
+	fencing Fencing
 	keys    map[string]*keyState
-	ended   map[string]bool // by worker
-	lock    string          // the key of the last grant, if known
-	granted int             // grants
-	grants  []uint64        // their tokens, in order; none of a lock without tokens
-	holders map[holder]bool // and their workers
-	holding map[string]bool // workers between grant and release
-	answers map[answer]int  // the resource's decisions that no worker has reported yet
-	refused int             // refusals since the resource's last start
-	late    bool            // a holder acted after a grant of a greater token, or died before its successor's
+	ended   map[string]bool
+	lock    string // of the last grant
+	granted int
+	grants  []uint64 // the grants' tokens, in order, without zeros
+	holders map[holder]bool
+	holding map[string]bool // between grant and release
+	answers map[answer]int  // decisions that no worker has reported yet
+	refused int             // since the resource's last start
+	late    bool            // a holder acted after a grant of a greater token, or died before its successor's grant
 	orphan  bool            // the holder of the last grant died
 
-	named      bool     // the run declares its workers
-	declared   []string // Run.Keys
-	tokensLost bool     // Run.TokensLost
-	regressed  bool     // tokens went backwards
-	last       string   // the worker of the last grant
-	overtaken  bool     // a holder acted after another's grant, whatever their tokens
+	named      bool
+	declared   []string
+	tokensLost bool
+	regressed  bool
+	last       string // the worker of the last grant
+	overtaken  bool   // a holder acted after another's grant, whatever the tokens
 }
 
 type holder struct {
@@ -122,15 +120,15 @@ type answer struct {
 	op       string
 	token    uint64
 	accepted bool
-	ledger   string // if accepted
+	ledger   string
 }
 
 type keyState struct {
 	max     fence
-	ledger  string          // of the last accepted write
-	written bool            // there was an accepted write
+	ledger  string
+	written bool
 	refused map[string]bool // entries refused, and not accepted since
-	gap     bool            // an accepted decision is missing
+	gap     bool
 	final   bool
 }
 
@@ -184,7 +182,7 @@ func (j *judge) begin(run *Run) {
 
 func (j *judge) fenced() bool { return j.fencing == FencingWrites || j.fencing == FencingOn }
 
-// actors are the only ones with events of these kinds.
+// actors maps kinds to the only actor that may have such events.
 var actors = map[Kind]string{KindDecision: "resource", KindFault: "controller", KindFinal: "controller"}
 
 func (j *judge) event(e *Event) {
@@ -215,9 +213,9 @@ func (j *judge) fault(e *Event) {
 		j.object("unknown fault %q", e.Name)
 	case f.State != Down:
 	case e.Target == "resource":
-		j.refused = 0 // its metrics die with it
+		j.refused = 0 // its metrics are reset
 	case worker:
-		j.orphan = j.orphan || j.holding[e.Target] && j.last == e.Target // it leaves a lock behind that nobody releases
+		j.orphan = j.orphan || j.holding[e.Target] && j.last == e.Target // nobody releases its lock
 		j.ended[e.Target] = true
 	}
 }
@@ -296,10 +294,9 @@ func (j *judge) grant(e *Event) {
 	j.last = e.Actor
 }
 
-// told matches a report with an earlier decision.
 func (j *judge) told(e *Event, a answer) {
 	if (a.op == "read" || j.fencing == FencingOff) && j.answers[a] == 0 {
-		a.token = 0 // unfenced reads carry none, nor do writes of a client without fencing
+		a.token = 0 // unfenced reads and clients without fencing send none
 	}
 	if j.answers[a] == 0 {
 		j.object("%s reports %s with token %d, but the resource's decision is missing", e.Actor, e.Name, e.Token)
@@ -361,14 +358,13 @@ func (j *judge) decision(e *Event) {
 	}
 }
 
-// knows compares the resource's greatest fence with the judge's.
 func (j *judge) knows(k *keyState, said fence) {
 	switch {
 	case said == k.max:
 	case said.after(k.max):
 		k.gap = true
 		j.object("the resource knows fence %v, of which the history has nothing", said)
-	case !j.fenced(): // it didn't promise to keep them
+	case !j.fenced(): // it need not keep them
 		j.object("the resource had accepted fence %v, and later knew of %v only", k.max, said)
 	default:
 		j.violate("the resource forgot a fence: it had accepted %v, and later knew of %v only", k.max, said)
@@ -389,7 +385,7 @@ func (j *judge) acceptRead(e *Event, k *keyState, got fence) {
 
 func (j *judge) acceptWrite(e *Event, k *keyState, got fence) {
 	switch {
-	case e.Token == 0 && !j.fenced(): // a client without fencing
+	case e.Token == 0 && !j.fenced():
 	case e.Token == 0:
 		j.violate("a write without a token was accepted, with fencing %s", j.fencing)
 	case !got.after(k.max):
@@ -424,13 +420,13 @@ func (j *judge) refuse(e *Event, k *keyState, got fence) {
 	case admitted:
 		j.object("the resource refused a %s with fence %v, although it had accepted nothing above %v", e.Op, got, k.max)
 	}
-	// A repeat of an accepted write is refused, too.
+	// The repeat of an accepted write is refused too.
 	if _, entry, ok := cutLast(e.Value); ok && e.Op == "write" && !slices.Contains(Entries(k.ledger), entry) {
 		k.refused[entry] = true
 	}
 }
 
-// compare compares a ledger, whole, with the last accepted one, which base should equal.
+// compare compares the ledger whole with the last accepted one, which base should equal.
 func (j *judge) compare(k *keyState, where, base, whole string) {
 	held, there := Entries(k.ledger), Entries(whole)
 	for _, w := range held {
@@ -442,7 +438,7 @@ func (j *judge) compare(k *keyState, where, base, whole string) {
 		}
 	}
 	for _, w := range Entries(base) {
-		if k.refused[w] && !k.gap { // the missing decision may be its acceptance
+		if k.refused[w] && !k.gap { // else the missing decision may be its acceptance
 			j.violate("entry %s is in %s, although its write was refused", w, where)
 		}
 	}
@@ -472,7 +468,7 @@ func (j *judge) final(e *Event) {
 func (j *judge) end() {
 	written := false
 	for _, name := range j.declared {
-		j.key(name) // even without events
+		j.key(name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.keys)) {
 		written = written || j.keys[name].written

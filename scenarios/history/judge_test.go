@@ -40,7 +40,6 @@ func names(tb testing.TB) (all []string) {
 	return all
 }
 
-// withoutTokens returns the history as of a lock without tokens, with fencing off.
 func withoutTokens(events []history.Event) []history.Event {
 	for i := range events {
 		events[i].Token, events[i].Seq, events[i].Seen, events[i].SeenSeq, events[i].Enforced = 0, 0, 0, 0, false
@@ -51,7 +50,6 @@ func withoutTokens(events []history.Event) []history.Event {
 	return events
 }
 
-// change returns an edit of the first event of that actor, or target, and name.
 func change(who, name string, to func(e *history.Event)) func([]history.Event) []history.Event {
 	return func(events []history.Event) []history.Event {
 		i := slices.IndexFunc(events, func(e history.Event) bool { return (e.Actor == who || e.Target == who) && e.Name == name })
@@ -60,7 +58,6 @@ func change(who, name string, to func(e *history.Event)) func([]history.Event) [
 	}
 }
 
-// twice returns an edit that repeats the first event of that name.
 func twice(name string) func([]history.Event) []history.Event {
 	return func(events []history.Event) []history.Event {
 		i := slices.IndexFunc(events, func(e history.Event) bool { return e.Name == name })
@@ -68,7 +65,6 @@ func twice(name string) func([]history.Event) []history.Event {
 	}
 }
 
-// leavesLock returns an edit that kills a worker instead of its release and end.
 func leavesLock(worker string) func([]history.Event) []history.Event {
 	return func(events []history.Event) []history.Event {
 		events = change(worker, history.Done, func(e *history.Event) {
@@ -80,13 +76,12 @@ func leavesLock(worker string) func([]history.Event) []history.Event {
 	}
 }
 
-// refusedTwice repeats the refusal of A's write, and the report of it.
 func refusedTwice(events []history.Event) []history.Event {
 	events[17].Refusals = 2
 	return slices.Insert(events, 14, events[13], events[14])
 }
 
-// testdata/judged.txt has the results of each hand-made history, and of some with an edit.
+// testdata/judged.txt has the result for each hand-made history, and for edits of some.
 func TestJudge(t *testing.T) {
 	var b strings.Builder
 	write := func(name string, events []history.Event) history.Result {
@@ -283,7 +278,6 @@ func TestJudge(t *testing.T) {
 	require.Equal(t, string(want), b.String(), "if the change is meant, run go test ./scenarios/history -update, and read it")
 }
 
-// Only the order of events matters: times don't change the judge's result, nor tokens and keys the trace.
 func TestTimesAndNamesMeanNothing(t *testing.T) {
 	for _, name := range names(t) {
 		events := load(t, name)
@@ -344,7 +338,6 @@ func TestTraceLines(t *testing.T) {
 	require.Empty(t, history.Trace(nil))
 }
 
-// Ranks are by token, not by order.
 func TestTraceRanks(t *testing.T) {
 	var events []history.Event
 	for _, token := range []uint64{30, 10, 40, 10, 20} {
@@ -353,7 +346,6 @@ func TestTraceRanks(t *testing.T) {
 	require.Equal(t, []string{"A acquired #3", "A acquired #1", "A acquired #4", "A acquired #1", "A acquired #2"}, history.Trace(events))
 }
 
-// A violated history without one of its events is not safe.
 func TestDroppingAnEventNeverClears(t *testing.T) {
 	for _, name := range names(t) {
 		if !strings.HasPrefix(name, "violated-") {
@@ -368,7 +360,6 @@ func TestDroppingAnEventNeverClears(t *testing.T) {
 	}
 }
 
-// Judge and Trace accept any file.
 func FuzzJudge(f *testing.F) {
 	for _, name := range names(f) {
 		b, err := os.ReadFile(filepath.Join(recorded, name+".jsonl"))
@@ -389,7 +380,7 @@ func FuzzJudge(f *testing.F) {
 		}
 		var b strings.Builder
 		if err := history.Encode(&b, events); err != nil {
-			return // a year that JSON has no form for
+			return // JSON can't express every year
 		}
 		again, err := history.Decode(strings.NewReader(b.String()))
 		require.NoError(t, err)
@@ -397,7 +388,6 @@ func FuzzJudge(f *testing.F) {
 	})
 }
 
-// The judge compares whole fences: of one token, the number counts.
 func TestJudgeComparesSeq(t *testing.T) {
 	decision := func(op string, seq, seenSeq uint64, value string) history.Event {
 		return history.Event{
@@ -406,7 +396,7 @@ func TestJudgeComparesSeq(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		after []history.Event // B's write with the fence 2.3
+		after []history.Event // before B's write with fence 2.3
 		want  string
 	}{
 		{[]history.Event{decision("write", 3, 3, "B\nB2\n")}, "a stale write was accepted: fence 2.3 after 2.3"},

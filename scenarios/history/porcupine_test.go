@@ -14,8 +14,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// ledger allows a section only in the state that it has read. A history of sections is linearizable if each built on what its
-// predecessor wrote: none was lost.
+// ledger allows a section only in the state that it read. So sections are linearizable if no write was lost.
 var ledger = porcupine.Model{
 	Partition: func(all []porcupine.Operation) (parts [][]porcupine.Operation) {
 		byKey := map[string][]porcupine.Operation{}
@@ -39,7 +38,7 @@ func operations(events []history.Event) (ops []porcupine.Operation) {
 	for i, s := range history.Sections(events) {
 		op := porcupine.Operation{ClientId: i, Input: s, Call: int64(s.Begin), Return: int64(s.End)}
 		switch {
-		case s.Actor == "": // it follows all others, also those whose ends aren't known
+		case s.Actor == "": // it follows all others, even those whose end isn't known
 			op.Call, op.Return = math.MaxInt64, math.MaxInt64
 		case s.End < 0:
 			op.Return = math.MaxInt64 - 1
@@ -49,7 +48,7 @@ func operations(events []history.Event) (ops []porcupine.Operation) {
 	return ops
 }
 
-// told is what a worker was told by the lock, a token, or by the store. Nobody has told it yet what became of its write if it is unheard.
+// told is what the lock or the store told a worker. A write is unheard until its outcome is reported.
 type told struct {
 	op               string
 	token, seq       uint64
@@ -99,7 +98,7 @@ func fenced(run *history.Run) porcupine.Model {
 	return m.ToModel()
 }
 
-// calls are those of all workers. One begins after the worker's previous report.
+// A call begins after the worker's previous report.
 func calls(events []history.Event) (ops []porcupine.Operation) {
 	begun, seqs, unheard := map[string]int{}, map[string]uint64{}, map[string]porcupine.Operation{}
 	for i, e := range events {
@@ -137,9 +136,8 @@ func calls(events []history.Event) (ops []porcupine.Operation) {
 	return slices.AppendSeq(ops, maps.Values(unheard))
 }
 
-// TestPorcupine has a linearizability checker look at the recorded runs. It finds a run that the judge calls safe linearizable as critical
-// sections, without their tokens, and one that lost an entry not. What workers were told is linearizable in each run, and no longer if
-// one has been told something else.
+// TestPorcupine requires that the critical sections of a safe run, without tokens, are linearizable, but not those of a run that
+// lost an entry; and that what workers were told is linearizable in every run, but not if it is changed.
 func TestPorcupine(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("..", "..", "reports", "results", "*", "*_*.jsonl"))
 	require.NoError(t, err)
@@ -157,7 +155,7 @@ func TestPorcupine(t *testing.T) {
 		}
 		require.Equal(t, want, porcupine.CheckOperationsTimeout(ledger, operations(events), 0), file)
 		run := events[0].Run
-		if len(run.Keys) > 1 { // which of them was read no report says
+		if len(run.Keys) > 1 { // reports don't say which was read
 			continue
 		}
 		require.True(t, porcupine.CheckOperations(fenced(run), calls(events)), file)
@@ -167,7 +165,7 @@ func TestPorcupine(t *testing.T) {
 				e.Token = 1
 			case e.Name == history.Read:
 				e.Value += "X\n"
-			case run.Fencing != history.FencingOn: // without a fence, a write may have been in another order
+			case run.Fencing != history.FencingOn: // without fences, writes may have been in another order
 				continue
 			case e.Name == history.Wrote:
 				e.Name = history.WriteStale

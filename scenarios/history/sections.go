@@ -9,23 +9,23 @@ import (
 	"strings"
 )
 
-// Section is a critical section as a transaction, for checkers that know of no tokens: it read a ledger, and then wrote it with one
-// more entry. If nothing is lost, each has read what the one before it wrote.
+// Section is a critical section as a transaction, for checkers that know nothing of tokens: it read a ledger, then wrote it with
+// one more entry. If nothing is lost, each has read what the previous one wrote.
 type Section struct {
 	Actor       string // "": the read of the final value, which writes nothing
 	Key         string
 	Read, Wrote string
-	// Begin is the index of the event that reports the read. End is that of the worker's report that the write was accepted, -1 if there
-	// is none: it may have died.
+	// Begin is the index of the event that reports the read, End that of the accepted write's report; -1 if there is none, as
+	// after a kill.
 	Begin, End int
 }
 
-// Sections returns the accepted writes, in that order, and then the reads of the final values. A refused write changed nothing.
+// Sections returns the accepted writes, in order, then the reads of the final values.
 func Sections(events []Event) (all []Section) {
 	type worker struct {
-		read  string // the ledger that its next write builds on
+		read  string
 		begin int
-		open  []int // of all: the accepted writes that it hasn't reported
+		open  []int // indices into all: accepted writes that it hasn't reported
 	}
 	workers, authors := map[string]*worker{}, map[string]string{}
 	for i, e := range events {
@@ -33,7 +33,7 @@ func Sections(events []Event) (all []Section) {
 		case e.Kind == KindReport && e.Name == Read:
 			workers[e.Actor] = &worker{read: e.Value, begin: i}
 		case e.Kind == KindReport && e.Name == BeforeWrite:
-			authors[e.Value] = e.Actor // no two ledgers are equal: workers append their names
+			authors[e.Value] = e.Actor // ledgers are unique: workers append their names
 		case e.Kind == KindReport && e.Name == Wrote && w != nil && len(w.open) > 0:
 			all[w.open[0]].End = i
 			w.open = w.open[1:]
@@ -53,8 +53,8 @@ func Sections(events []Event) (all []Section) {
 	return all
 }
 
-// EncodeJepsen writes the sections as Jepsen's history, in EDN: transactions for Elle's list-append checker. Each section is a process
-// of its own: what one worker does is in order already.
+// EncodeJepsen writes the sections as a Jepsen history, in EDN: transactions for Elle's list-append checker. Each section is a
+// process of its own, since a worker's sections are ordered anyway.
 func EncodeJepsen(w io.Writer, events []Event) error {
 	type op struct {
 		at   int
@@ -88,7 +88,7 @@ func EncodeJepsen(w io.Writer, events []Event) error {
 
 // edn is a string's literal: EDN has JSON's escapes.
 func edn(s string) string {
-	b, _ := json.Marshal(s) // of a string, it doesn't fail
+	b, _ := json.Marshal(s)
 	return string(b)
 }
 

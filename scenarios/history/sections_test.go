@@ -9,8 +9,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// A has read nothing, its write comes after B's, and C dies before it hears that its own was accepted. D's is refused.
-// E writes twice before it hears of the first, and builds on that. Nobody has announced X.
+// A has read nothing, its write comes after B's, and C dies before it learns that its own was accepted. D's is refused. E writes
+// twice before it learns of the first, and builds on that. Nobody has announced X.
 func TestEncodeJepsen(t *testing.T) {
 	report := func(actor, name, value string) history.Event {
 		return history.Event{Actor: actor, Kind: history.KindReport, Name: name, Value: value}

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Trace returns a history without times, keys and token values, one line an event. A token is written as its rank among the granted
-// ones, "#1" being the smallest.
+// Trace returns a history without times, keys and token values, one line per event. A token is written as its rank among the
+// granted ones, from "#1", the smallest.
 func Trace(events []Event) []string {
 	var granted []uint64
 	for _, e := range events {

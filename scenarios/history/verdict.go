@@ -10,9 +10,9 @@ type Verdict int
 
 // The verdicts.
 const (
-	Inconclusive Verdict = iota // the history does not show enough to say; never a pass
-	Safe                        // the history shows the hazard, and nothing wrong
-	Violated                    // the resource did what it must not: see Judge
+	Inconclusive Verdict = iota // the history doesn't show enough; never a pass
+	Safe                        // the history shows the hazard and no violation
+	Violated                    // see Judge
 )
 
 var verdictNames = [...]string{"inconclusive", "safe", "violated"}
@@ -40,10 +40,10 @@ func (v *Verdict) UnmarshalText(b []byte) error {
 // Result is a verdict and its reasons.
 type Result struct {
 	Verdict  Verdict
-	Findings []string // sentences: what was violated, or why the history is inconclusive
-	Notes    []string // sentences that don't bear on the verdict
-	Stale    int      // accepted writes whose fence was not greater than every fence accepted before
+	Findings []string // what was violated, or why the history is inconclusive
+	Notes    []string // without effect on the verdict
+	Stale    int      // accepted writes with a fence not greater than every earlier accepted one
 	Refused  int      // refused writes and reads
 	Lost     []string // entries that were accepted and are gone
-	Writers  []string // the entries of accepted writes, in the order in which they were first accepted
+	Writers  []string // the entries of accepted writes, in the order of first acceptance
 }

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Check visits all states, breadth first, until one breaks a rule in broken. It returns the number of states and the shortest path
-// to that one, or nil if there is none. States that differ in the names of workers only count as one unless distinct.
+// Check visits all states, breadth first, until one breaks a rule in broken. It returns the number of states and the shortest
+// path to that one, or nil. Unless distinct, states that differ only by a permutation of workers count as one.
 func (c *Config) Check(broken Breach, distinct bool) (states int, shortest []Step) {
 	type visit struct {
 		key    string
@@ -47,7 +47,6 @@ func (c *Config) Check(broken Breach, distinct bool) (states int, shortest []Ste
 	return len(visits), nil
 }
 
-// key identifies a state, up to a permutation of workers unless distinct.
 func (s *State) key(distinct bool) string {
 	var room [MaxWorkers][32]byte
 	var workers [MaxWorkers][]byte

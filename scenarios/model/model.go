@@ -1,5 +1,5 @@
-// Package model is the protocol of lock and fence, small enough that every state can be visited. There is no clock: a lease may expire at any
-// time, and its holder isn't told. Paused and killed workers take no steps.
+// Package model is the protocol of lock and fence, small enough to visit every state. There is no clock: a lease may expire at
+// any time, and its holder isn't told. Paused and killed workers take no steps.
 package model
 
 import (
@@ -11,38 +11,38 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// MaxWorkers is the size of [State.Workers].
+// MaxWorkers is the length of [State.Workers].
 const MaxWorkers = 5
 
 // Config bounds the model and removes guards from it.
 type Config struct {
 	Fencing                 history.Fencing
 	Workers, Grants, Writes int      // grants in all, writes per grant
-	Entries                 []string // what a worker may append; nil: an entry named after its grant
+	Entries                 []string // what workers may append; nil: an entry per grant
 	Tokens                  int      // the lock service may skip tokens up to this one
 
 	AcceptEqual bool // the store accepts a fence equal to the greatest
 	IgnoreSeq   bool // the store compares tokens only
-	ForgetFence bool // a crash of the store loses its fence, but not the value
+	ForgetFence bool // a crash of the store loses only its fence
 	LoseValue   bool // a crash of the store loses the value
 	NoRaise     bool // a fenced read doesn't raise the fence
-	StaleReads  bool // the store refuses no fenced read
-	ApplyStale  bool // the store refuses stale writes and applies them
+	StaleReads  bool // the store accepts every fenced read
+	ApplyStale  bool // the store reports a stale write as refused, but applies it
 	ReleaseAny  bool // a release frees the lock, whoever holds it
 	RenewAny    bool // a renewal succeeds, whoever holds the lock
-	LateToken   bool // the token is read in a second step, after the grant
-	Regress     bool // the lock service may lose data, and grant a token again or a smaller one
+	LateToken   bool // the token is read after the grant
+	Regress     bool // the lock service may lose data, and repeat or lower tokens
 }
 
 // Breach is a set of broken rules.
 type Breach uint8
 
-// The breaches. The last two also need a lock that keeps its promises.
+// The breaches. The last two also need a correct lock.
 const (
-	EntryLost  Breach = 1 << iota // an accepted entry is not in the value any more
-	StaleWrite                    // a write or fenced read was accepted behind a fence that was accepted before
-	Overtaken                     // a write or fenced read was accepted after the store had served a later grant
-	TwoHolders                    // two workers have a lease that has not expired
+	EntryLost  Breach = 1 << iota // an accepted entry is no longer in the value
+	StaleWrite                    // a write or fenced read was accepted after one that fences it off
+	Overtaken                     // a write or fenced read was accepted after a call of a later grant
+	TwoHolders
 )
 
 func (b Breach) String() string {
@@ -67,43 +67,43 @@ func (f Fence) String() string { return fmt.Sprintf("%d.%d", f.Token, f.Seq) }
 // Phase is a worker's phase.
 type Phase uint8
 
-// The phases of a worker.
+// The phases.
 const (
 	Idle      Phase = iota
-	Tokenless       // granted the lock, token not read
+	Tokenless       // token not read
 	Acquired        // value not read
 	Ready           // has read, or its last write was accepted
 	Waiting         // for the reply to a write
-	Refused         // by the store
+	Refused
 )
 
-// Worker is what a worker knows, and whether its lease has expired.
+// Worker is a worker's state.
 type Worker struct {
 	Phase  Phase
-	Grant  int // the number of its grant, whatever the token
+	Grant  int
 	Fence  Fence
-	Ledger string // as read and written
-	Live   bool   // its lease has not expired
+	Ledger string
+	Live   bool
 }
 
-// Write is a write on its way to the store: it may arrive at any time, many times or never. Reads need no messages.
+// Write is a write in the network: it may arrive at any time, many times or never. Reads need no messages.
 type Write struct {
 	Fence Fence
 	Grant int
 	Value string
 }
 
-// State is a state of the system. Fields after Seen serve to detect breaches.
+// State is a state of the system. The fields after Seen serve to detect breaches.
 type State struct {
 	Workers [MaxWorkers]Worker
-	Holder  int // the grant that has the lock, to the lock service; 0: none
+	Holder  int // the grant that has the lock; 0: none
 	Grants  int
-	Top     int     // the greatest token granted
+	Top     int
 	Sent    []Write // in the order of grants
-	Value   string  // what the store holds: one entry a line
-	Seen    Fence   // the greatest fence that the store remembers
+	Value   string  // one entry a line
+	Seen    Fence   // the greatest that the store remembers
 	Max     Fence   // the greatest accepted
-	Last    int     // the latest grant that the store has served
+	Last    int     // the latest served by the store
 	Broken  Breach
 }
 
@@ -129,7 +129,7 @@ const (
 // Step is an event and the state after it.
 type Step struct {
 	Verb    Verb
-	Worker  int  // -1: nobody, or nobody any more
+	Worker  int  // -1: none that still waits for the reply
 	Unheard bool // the worker gets no reply
 	Fence   Fence
 	Value   string
@@ -148,7 +148,7 @@ func (s Step) String() string {
 	return line
 }
 
-// Next lists what may happen in s.
+// Next returns the possible steps from s.
 func (c *Config) Next(s State) []Step {
 	var steps []Step
 	add := func(v Verb, i int, f Fence, value string, change func(n *State, me *Worker)) {
@@ -179,7 +179,7 @@ func (c *Config) Next(s State) []Step {
 				n.free(w.Grant)
 			})
 		}
-		if c.RenewAny && !w.Live && s.Holder != 0 { // other renewals change nothing or are refused
+		if c.RenewAny && !w.Live && s.Holder != 0 { // other renewals change nothing
 			add(Renew, i, w.Fence, "", func(n *State, me *Worker) { n.lease(me) })
 		}
 		token := Fence{Token: w.Fence.Token}
@@ -209,7 +209,7 @@ func (c *Config) Next(s State) []Step {
 				slices.SortStableFunc(n.Sent, func(a, b Write) int { return a.Grant - b.Grant })
 			})
 		}
-		add(Release, i, w.Fence, "", func(n *State, me *Worker) { // in any phase
+		add(Release, i, w.Fence, "", func(n *State, me *Worker) {
 			*me = Worker{}
 			if n.free(w.Grant); c.ReleaseAny {
 				n.Holder = 0
@@ -222,7 +222,7 @@ func (c *Config) Next(s State) []Step {
 		steps = append(steps, Step{v, i, true, m.Fence, m.Value, n})
 		if i >= 0 {
 			n.Workers[i].Phase = Refused
-			if v == Accept || m.Fence == s.Seen && m.Value == s.Value { // or a repeat of what was accepted
+			if v == Accept || m.Fence == s.Seen && m.Value == s.Value { // or the repeat of an accepted write
 				n.Workers[i].Phase = Ready
 			}
 			steps = append(steps, Step{v, i, false, m.Fence, m.Value, n})
@@ -266,7 +266,7 @@ func (c *Config) deliver(s State, m Write) (Verb, State) {
 	return Accept, s
 }
 
-// entries returns what w may append next. Names after grants keep workers exchangeable.
+// entries returns what w may append next. Naming entries after grants keeps workers exchangeable.
 func (c *Config) entries(w *Worker) []string {
 	switch {
 	case w.Phase != Ready || w.Fence.Seq >= c.Writes:
@@ -293,7 +293,6 @@ func (s *State) free(grant int) {
 	}
 }
 
-// accept updates the store's fence.
 func (s *State) accept(f Fence, grant int, stale bool) {
 	if grant < s.Last {
 		s.Broken |= Overtaken

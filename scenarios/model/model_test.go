@@ -15,7 +15,6 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// golden compares got with a file of testdata.
 func golden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {
@@ -26,13 +25,11 @@ func golden(t *testing.T, file, got string) {
 	require.Equal(t, string(want), got, "if it is right, -update records it")
 }
 
-// bounded returns c with 3 workers, 3 grants and 2 writes per grant.
 func bounded(f history.Fencing, c Config) Config {
 	c.Fencing, c.Workers, c.Grants, c.Writes = f, 3, 3, 2
 	return c
 }
 
-// noLock is a lock that keeps no promise, with a correct store.
 func noLock(grants, writes int) Config {
 	return Config{
 		Fencing: history.FencingOn, Workers: 2, Grants: grants, Writes: writes,

@@ -10,8 +10,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Replay follows a history, perhaps incomplete at its end, as the set of possible states after each event. It returns the breaches
-// common to all possible runs, or an error that names the event that the model forbids.
+// Replay follows a history, perhaps incomplete at its end, as the set of possible states after each event. It returns the
+// breaches common to all possible runs, or an error that names the event that the model forbids.
 func (c Config) Replay(events []history.Event) (Breach, error) {
 	if len(events) == 0 || events[0].Run == nil {
 		return 0, fmt.Errorf("event 1: the history doesn't say what was run")
@@ -33,7 +33,7 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 		}
 	}
 	if len(keys) == 0 {
-		keys[""] = true // grants can be followed even without a key
+		keys[""] = true
 	}
 	r.Entries, r.tokens, r.alone = slices.Sorted(maps.Keys(entries)), slices.Sorted(maps.Keys(tokens)), len(keys) == 1
 	r.Tokens = len(tokens) - 1
@@ -51,7 +51,6 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 	return broken, nil
 }
 
-// replay follows the events of one key.
 type replay struct {
 	Config
 	key     string
@@ -59,7 +58,7 @@ type replay struct {
 	told    bool     // the store got tokens
 	tokens  []uint64 // the model uses their ranks
 	workers []string
-	gone    []string // workers that have ended
+	gone    []string
 }
 
 // point is a possible state, with replies that workers have not reported yet.
@@ -108,8 +107,8 @@ func kills(e *history.Event) bool {
 	return e.Kind == history.KindFault && f.State == history.Down
 }
 
-// explain adds to next the states that e may lead to from p. Only expiry and sending happen without an event, and no sooner than
-// they matter: to a grant or a release, and to a decision.
+// explain adds to next the states that e may lead to from p. Expiry and sending happen without an event, but only when they
+// matter: before a grant or a release, and before a decision.
 func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 	heard := p // possible changes unreported
 	ok, wanted := r.possible(e, &heard)
@@ -119,7 +118,7 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 		}
 		return
 	}
-	r.Workers, r.Grants = min(len(r.workers), MaxWorkers), 0 // what nobody has reported is not worth following
+	r.Workers, r.Grants = min(len(r.workers), MaxWorkers), 0 // other workers and grants aren't worth following
 	if e.Name == history.Acquired {
 		r.Grants = math.MaxInt
 	}
@@ -134,7 +133,7 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 		}
 		if i := step.Worker; i >= 0 && !step.Unheard {
 			q.unreported[i] = step.Verb
-			if step.Verb == Refuse && q.Workers[i].Phase == Ready { // a repeat of what was accepted
+			if step.Verb == Refuse && q.Workers[i].Phase == Ready { // the repeat of an accepted write
 				q.unreported[i] = Accept
 			}
 		}

@@ -24,12 +24,10 @@ func read(t *testing.T, file string) []history.Event {
 	return events
 }
 
-// getThenDel reports whether the run's lock releases wrongly.
 func getThenDel(events []history.Event) bool {
 	return strings.HasPrefix(events[0].Run.Scenario, "ReleaseGetThenDel") || events[0].Run.Scenario == "ReleaseTOCTOU"
 }
 
-// The model allows every recorded history, and agrees with the judge.
 func TestRecordedHistories(t *testing.T) {
 	files, err := filepath.Glob("../../reports/results/*/*_*_*.jsonl")
 	require.NoError(t, err)
@@ -49,8 +47,8 @@ func TestRecordedHistories(t *testing.T) {
 	}
 }
 
-// The golden file lists what the model forbids of hand-made histories, and from which event. It allows what the judge calls safe,
-// and forbids what is violated with fencing on.
+// The golden file says from which event on the model forbids a history. It allows safe ones, and forbids those violated with
+// fencing on.
 func TestHandMadeHistories(t *testing.T) {
 	files, err := filepath.Glob("../../testdata/histories/*.jsonl")
 	require.NoError(t, err)
@@ -78,7 +76,6 @@ func TestHandMadeHistories(t *testing.T) {
 	golden(t, "histories.txt", b.String())
 }
 
-// Without a guard the model allows what a broken store did.
 func TestBrokenStore(t *testing.T) {
 	c := Config{AcceptEqual: true}
 	broken, err := c.Replay(read(t, "../../testdata/histories/violated-tokens-lost-equal-token-accepted.jsonl"))
@@ -130,7 +127,7 @@ func record(c Config, steps []Step) []history.Event {
 		case Crash:
 			events = append(events, history.Event{Actor: "controller", Kind: history.KindFault, Name: "kill", Target: "resource"})
 			refused = 0
-		case AcquireOnly, ReadToken, Expire, Renew: // unreported
+		case AcquireOnly, ReadToken, Expire, Renew:
 		}
 		if write || step.Verb == Read || step.Verb == ReadRefused {
 			events = append(events, decision)
@@ -151,8 +148,7 @@ func record(c Config, steps []Step) []history.Event {
 	}, history.Event{Kind: history.KindEnd})
 }
 
-// run returns 30 random steps, only reported ones and each read once if told, and releases by all workers, and the state at the
-// end.
+// run returns 30 random steps, only reported ones and each read once if told, then releases by all workers, and the final state.
 func run(c Config, told bool, seed uint64) (steps []Step, end State) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	take := func(step Step) { steps, end = append(steps, step), step.State }
@@ -175,8 +171,7 @@ const damage = EntryLost | StaleWrite
 
 var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// The model allows its own runs, the judge finds them violated exactly if the model does, and with all guards and fencing on the
-// model forbids those.
+// The judge finds the same violations as the model, and with all guards and fencing on there are none.
 func TestRandomRuns(t *testing.T) {
 	found := map[bool]int{}
 	for _, f := range modes {
@@ -205,7 +200,6 @@ func TestRandomRuns(t *testing.T) {
 	require.Greater(t, min(found[true], found[false]), 30, "%v", found)
 }
 
-// requireHarmless requires that an inconclusive run only shows nothing.
 func requireHarmless(t *testing.T, got history.Result) {
 	t.Helper()
 	for _, f := range got.Findings {
@@ -214,7 +208,6 @@ func requireHarmless(t *testing.T, got history.Result) {
 	}
 }
 
-// The judge also agrees about locks without tokens.
 func TestRandomRunsWithoutTokens(t *testing.T) {
 	for seed := range uint64(100) {
 		c := bounded(history.FencingOff, Config{})
@@ -229,7 +222,6 @@ func TestRandomRunsWithoutTokens(t *testing.T) {
 	}
 }
 
-// Each defect of a store is found in some run, and no run with damage is safe.
 func TestDefectiveStores(t *testing.T) {
 	for _, d := range []struct {
 		config  Config
@@ -252,7 +244,7 @@ func TestDefectiveStores(t *testing.T) {
 				require.Equal(t, history.Violated, got.Verdict)
 				found++
 			}
-			if !c.LoseValue && !c.ApplyStale { // whose damage the model doesn't see
+			if !c.LoseValue && !c.ApplyStale { // the model doesn't see that damage
 				require.False(t, got.Verdict == history.Safe && end.Broken&damage != 0, "%+v: %v", c, steps)
 			}
 		}
@@ -260,8 +252,8 @@ func TestDefectiveStores(t *testing.T) {
 	}
 }
 
-// Without any one event a violated history is not safe; and without one that the verdict rests on, a safe one is inconclusive. That
-// needs reports of everything.
+// Without an event a violated history must not be safe, nor a safe one if the verdict rests on the event. That needs reports of
+// everything.
 func TestDroppedEvents(t *testing.T) {
 	found := map[history.Verdict]int{}
 	for _, f := range modes {
@@ -298,7 +290,7 @@ func TestShortHistories(t *testing.T) {
 	start := []history.Event{{Kind: history.KindRun, Run: &history.Run{Fencing: history.FencingOff}}}
 	for name, events := range map[string][]history.Event{
 		"held though free":          {a, tell("A", history.Released, 1, ""), tell("B", history.Held, 0, "")},
-		"held after a late release": {a, b, tell("A", history.Released, 1, ""), tell("C", history.Held, 0, "")}, // which has found it free
+		"held after a late release": {a, b, tell("A", history.Released, 1, ""), tell("C", history.Held, 0, "")}, // which found the lock free
 		"sent before it has read":   {a, tell("A", history.Sent, 1, "")},
 		"goes on after it failed":   {a, tell("A", history.Failed, 0, ""), tell("A", history.Released, 1, "")},
 		"checks no lease":           {tell("A", history.Checked, 0, "")},
@@ -319,7 +311,7 @@ func TestShortHistories(t *testing.T) {
 		{Kind: history.KindDecision, Op: "read", Accepted: true, Enforced: true},
 	})
 	require.ErrorContains(t, err, "event 3:", "a fence without a token")
-	// B may have lost its lease before A frees the lock, or not: then it has two holders.
+	// Whether B's lease was lost before A frees the lock is open; if not, there are two holders.
 	broken, err := Config{ReleaseAny: true}.Replay(append(start, a, b, tell("A", history.ReleaseForeign, 1, ""), tell("C", history.Acquired, 3, "")))
 	require.NoError(t, err)
 	require.Zero(t, broken)

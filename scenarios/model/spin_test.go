@@ -11,7 +11,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Spin, with a model of its own, visits the same number of states.
 func TestSpinAgrees(t *testing.T) {
 	spin, err := exec.LookPath("spin")
 	if err != nil {

@@ -50,9 +50,9 @@ func openLock(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	}, nil
 }
 
-// TestPromises shows which promises the lock keeps, and what becomes of the data that it guards.
+// TestPromises shows which promises the lock keeps, and what happens to the data that it guards.
 func TestPromises(t *testing.T) {
-	// A Redis within this process, or as the environment says: with FENCELAB_TESTBED=local a real one, which can be broken.
+	// By default a Redis within this process; with FENCELAB_TESTBED=local a real one, which can be broken.
 	provider := testbed.Provider(cmp.Or(os.Getenv(testbed.EnvProvider), string(testbed.Embedded)))
 	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: provider, Clock: provider == testbed.Local})
 	testbed.Need(t, err)

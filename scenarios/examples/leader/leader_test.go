@@ -1,5 +1,5 @@
-// Package leader_test checks Kubernetes' leader election for the promises that users expect of a lock. It is a module of its own, so
-// that nobody else downloads and compiles Kubernetes' client.
+// Package leader_test checks Kubernetes' leader election for the promises that users expect of a lock. It is a module of its own,
+// so that nobody else downloads Kubernetes' client.
 package leader_test
 
 import (
@@ -45,7 +45,7 @@ func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		leading, other, stopped := make(chan context.Context, 1), make(chan struct{}, 1), make(chan struct{})
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Lock: &resourcelock.LeaseLock{
-				LeaseMeta: meta.ObjectMeta{Namespace: "locks", Name: fmt.Sprintf("%x", sha256.Sum256([]byte(key)))}, // a DNS name
+				LeaseMeta: meta.ObjectMeta{Namespace: "locks", Name: fmt.Sprintf("%x", sha256.Sum256([]byte(key)))},
 				Client:    client, LockConfig: resourcelock.ResourceLockConfig{Identity: me},
 			},
 			LeaseDuration: s.TTL, RenewDeadline: s.TTL * 2 / 3, RetryPeriod: s.TTL / 8, // 15 s, 10 s and 2 s by default
@@ -76,7 +76,7 @@ func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 			return scenarios.Grant{TTL: s.TTL, Lost: holds.Done(), Release: func(ctx context.Context) error {
 				stop()
 				select {
-				case <-stopped: // it doesn't say what became of the release
+				case <-stopped: // it doesn't report the outcome of the release
 					return nil
 				case <-ctx.Done():
 					return ctx.Err()

@@ -1,5 +1,5 @@
 // Package others_test checks well-known locks for the promises that users expect, with an adapter of some thirty lines each. A
-// library can't break what it doesn't promise; the report says what happens, not whose fault it is.
+// library can't break what it doesn't promise, and a finding may not be its fault.
 package others_test
 
 import (
@@ -81,7 +81,7 @@ func openRedsync(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error
 func openRueidislock(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: s.Addrs}, KeyMajority: 1, KeyValidity: s.TTL, NoLoopTracking: true,
-		// By default it stops waiting for a reply after 20 ms; on a busy machine its waiters then sleep until somebody releases.
+		// By default it waits 20 ms for a reply; on a busy machine its waiters then sleep until a release.
 		TryNextAfter: time.Minute,
 	})
 	if err != nil {
@@ -127,7 +127,7 @@ func openEtcd(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 			if err != nil {
 				return scenarios.Grant{}, err
 			}
-			// One for each lock: within a session it is reentrant.
+			// One per lock: within a session the mutex is reentrant.
 			session, err := concurrency.NewSession(client, concurrency.WithLease(granted.ID), concurrency.WithTTL(ttl))
 			if err != nil {
 				return scenarios.Grant{}, err
@@ -166,7 +166,7 @@ func openConsul(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 			return scenarios.Grant{}, err
 		}
 		lost, err := l.Lock(ctx.Done())
-		if err == nil && lost == nil { // "not acquired"
+		if err == nil && lost == nil {
 			err = dlock.ErrHeld
 			if ctx.Err() != nil {
 				err = ctx.Err()
@@ -186,7 +186,7 @@ func openGoZookeeper(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock,
 		if e.State == zk.StateHasSession {
 			has()
 		}
-		// A disconnected client learns that its session has ended only when it has connected again.
+		// A disconnected client learns only after it reconnects that its session has ended.
 		if e.State == zk.StateDisconnected || e.State == zk.StateExpired {
 			next := make(chan struct{})
 			close(*lost.Swap(&next))
@@ -205,7 +205,7 @@ func openGoZookeeper(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock,
 		Get: func(ctx context.Context, key string, wait bool) (scenarios.Grant, error) {
 			path, over := "/locks/"+url.PathEscape(key), *lost.Load()
 			lock, done := zk.NewLock(conn, path, zk.WorldACL(zk.PermAll)), make(chan error, 1)
-			unlock := func() (err error) { // until it has reached the server
+			unlock := func() (err error) {
 				for range 100 {
 					if err = lock.Unlock(); err == nil || errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNotLocked) || errors.Is(err, zk.ErrClosing) {
 						break
@@ -214,7 +214,7 @@ func openGoZookeeper(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock,
 				}
 				return err
 			}
-			go func() { // its calls know no context, and there is no try
+			go func() { // its calls take no context, and there is no try
 				others, _, err := conn.Children(path)
 				switch {
 				case !wait && err == nil && len(others) > 0:
@@ -280,8 +280,8 @@ func openDynamolock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, 
 		Get: func(ctx context.Context, key string, wait bool) (scenarios.Grant, error) {
 			lost := make(chan struct{})
 			o := []dynamolock.AcquireLockOption{
-				// Called when there has been no renewal for this long, but not once the lease has ended; it may have to wait for a renewal
-				// under way, a quarter of the TTL.
+				// Called after this long without a renewal, but not once the lease has ended; it may first wait a quarter of the
+				// TTL, for a renewal in progress.
 				dynamolock.WithSessionMonitor(s.TTL/2, sync.OnceFunc(func() { close(lost) })),
 				dynamolock.WithDeleteLockOnRelease(), dynamolock.WithRefreshPeriod(50 * time.Millisecond),
 				dynamolock.WithAdditionalTimeToWaitForLock(1000 * time.Hour),
@@ -345,7 +345,7 @@ func TestPromises(t *testing.T) {
 			testbed.Need(t, err)
 			t.Cleanup(func() { _ = set.Close() })
 			var only []string
-			// Nothing ends go-zookeeper's waits: all promises take minutes.
+			// Nothing ends go-zookeeper's waits, so checking all promises takes minutes.
 			if testing.Short() || l.name == "go-zookeeper" && os.Getenv("FENCELAB_PROMISES") == "" {
 				only = append([]string{"Exclusive", "LeaseLasts", "ReleaseRepeated"}, l.broken...)
 			}

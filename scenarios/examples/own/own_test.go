@@ -21,7 +21,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Every rule in the comments of dlock.Backend and resource.Store, which memlock and Memory keep, and yours should.
+// TestRules checks every rule in the comments of dlock.Backend and resource.Store.
 func TestRules(t *testing.T) {
 	t.Run("lock", func(t *testing.T) {
 		dlocktest.Run(t, dlocktest.Harness{New: func(*testing.T) dlocktest.Service {
@@ -34,14 +34,14 @@ func TestRules(t *testing.T) {
 	})
 }
 
-// Workers and the resource are processes of their own: the test binary, started again. With a store of yours it is
-// scenarios.ChildWithStore(open, openStore).
+// Workers and the resource are the test binary, started again. For a store of yours call scenarios.ChildWithStore(open,
+// openStore).
 func TestMain(m *testing.M) {
 	scenarios.Child(open)
 	os.Exit(m.Run())
 }
 
-// open returns your lock to a worker. Any type with the methods of scenarios.Lock will do.
+// open opens your lock, any scenarios.Lock, in a worker.
 func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	client := redis.NewClient(&redis.Options{Addr: s.Addrs[0], ContextTimeoutEnabled: true})
 	backend, err := redislock.New(client, nil)
@@ -67,7 +67,7 @@ type lock struct {
 
 func (l lock) Close() error { return errors.Join(l.Lock.Close(), l.client.Close()) }
 
-// TestLock shows which promises the lock keeps, and what becomes of the data that it guards: alone, and with its tokens.
+// TestLock shows which promises the lock keeps, and what happens to the data that it guards, without and with its tokens.
 func TestLock(t *testing.T) {
 	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded}) // or give the address of yours
 	if err != nil {
