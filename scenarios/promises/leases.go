@@ -38,13 +38,13 @@ func leaseLasts(c *check) {
 	}
 }
 
-// outlivesReleased checks that what would have ended a lease that has been released leaves the next one alone.
+// outlivesReleased checks that a released lease's expiry doesn't end the client's next lease.
 func (c *check) outlivesReleased() {
 	if c.repeatedly(func() bool {
 		a, other, key := c.client(), c.client(), newKey()
 		c.free(c.take(a, key))
 		time.Sleep(c.k.TTL / 2)
-		same := c.take(other, newKey()) // the older one
+		same := c.take(other, newKey()) // the control
 		l := c.take(a, key)
 		time.Sleep(c.k.TTL * 5 / 8)
 		sure := c.still(l, other, key, "the time of an earlier one, which had been released, was up")
@@ -101,7 +101,7 @@ func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 const afterRenewals = " after renewals"
 
 func leaseRenewed(c *check) {
-	if !c.renews(6 * c.k.TTL) { // no other lease lasts longer here, but this one
+	if !c.renews(6 * c.k.TTL) { // no other lease lasts longer than this one
 		return
 	}
 	began, a, key := time.Now(), c.times(3), newKey()
@@ -137,14 +137,14 @@ func leaseRenewed(c *check) {
 			}
 			l, err := c.try(a, newKey())
 			if err != nil {
-				return true // likewise; OddTTLs says whether it locks somebody out
+				return true // refused; OddTTLs checks whether it blocks others
 			}
 			c.free(l)
 			return c.outlast(a, c.client(), 0, 3*c.k.TTL, " after renewals, of an odd TTL")
 		})
 	}
 	if !c.isDecided() {
-		select { // if renewals add up, more is left than a dead holder may have
+		select { // if renewals add up, the lease outlasts what a dead holder is allowed
 		case <-time.After(time.Until(began.Add(c.limit() + patience))):
 		case <-c.ctx.Done():
 		}
@@ -156,7 +156,7 @@ func leaseRenewed(c *check) {
 	c.comesFree(c.times(12), key, fmt.Sprintf("its lease had been renewed for %v, and its holder was cut off,", time.Since(began).Round(time.Second)))
 }
 
-// waitedFor checks that who waits for a lock doesn't get it while a renews the lease.
+// waitedFor checks that a waiter doesn't get the lock while a renews its lease.
 func (c *check) waitedFor(a *client) {
 	b := c.client()
 	c.often(func() (sure bool) {
@@ -179,19 +179,18 @@ func (c *check) waitedFor(a *client) {
 		case <-time.After(2*l.TTL() + c.k.TTL):
 			sure = l.Context().Err() == nil
 			c.free(l)
-			_ = w.pass(c.limit()) // WaiterServed says why not
+			_ = w.pass(c.limit()) // WaiterServed reports it
 		}
 		w.stop()
 		return sure
 	})
 }
 
-// renewer is a lease that its holder can renew.
 type renewer interface {
 	Renew(ctx context.Context) error
 }
 
-// byHand is a lock whose leases the kit renews, for as long as that succeeds.
+// byHand is a lock whose leases the kit renews until a renewal fails.
 type byHand struct {
 	scenarios.Lock
 	c *check
@@ -230,7 +229,7 @@ func renewedByHand(c *check) {
 	}
 	c.free(first)
 	hold := 4 * c.k.TTL
-	if c.k.Fixed { // it may be long
+	if c.k.Fixed { // the TTL may be long
 		hold = 2 * c.k.TTL
 	}
 	extends := func(slow time.Duration) bool {
@@ -241,7 +240,7 @@ func renewedByHand(c *check) {
 	}
 	c.often(func() bool { return extends(0) })
 	if !c.k.Fixed {
-		extends(c.k.TTL / 3) // its requests may have a shorter limit
+		extends(c.k.TTL / 3) // its requests may have a shorter time limit
 	}
 	c.together(func() { c.waitedFor(&client{Lock: byHand{c.times(3).Lock, c}}) }, c.addUp)
 	succeeds := func(l scenarios.Lease, when string) {
@@ -257,7 +256,7 @@ func renewedByHand(c *check) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			old := c.take(a, key)
 			heal := c.inject(a, fault)
-			if what == refusedRenewal { // one that nevertheless counts makes a difference
+			if what == refusedRenewal { // so that a refused renewal that still counts makes a difference
 				time.Sleep(old.TTL() / 2)
 			}
 			late := c.begin(patience, without(old.(renewer).Renew))
@@ -295,11 +294,11 @@ func renewedByHand(c *check) {
 
 const lateReplies, refusedRenewal = "renewal whose replies were late", "renewal that was refused"
 
-// addUp checks that many renewals don't make a lease longer than one.
+// addUp checks that many renewals don't make a lease longer than one does.
 func (c *check) addUp() {
 	a, key := c.client(), newKey()
 	l := c.take(a, key)
-	n := int(3*(c.limit()+patience)/l.TTL()) + 10 // more than a client, and then another, may wait for a dead holder
+	n := int(3*(c.limit()+patience)/l.TTL()) + 10 // more than two clients in turn may wait for a dead holder
 	renewals := 0
 	for renewals < n && c.do(l.(renewer).Renew) == nil {
 		renewals++
@@ -308,8 +307,8 @@ func (c *check) addUp() {
 	c.comesFree(c.client(), key, fmt.Sprintf("%d renewals in a row, and the loss of its holder,", renewals))
 }
 
-// endsByLoss reports whether a lease ends because a renewal loses a message, and not because the connection breaks with it, as a
-// session may: another, whose client has had to connect again, lasts.
+// endsByLoss reports whether a lease ends because a renewal loses a message, and not because its connection breaks, as a session
+// may: a second lease, whose client had to reconnect, lasts.
 func (c *check) endsByLoss(loss lossFault) bool {
 	var clients []*client
 	var leases []scenarios.Lease
@@ -335,7 +334,7 @@ func (c *check) endsByLoss(loss lossFault) bool {
 			time.Sleep(pause)
 		}
 		heal()
-		if err != nil || !c.gets(clients[i]) { // it connects again
+		if err != nil || !c.gets(clients[i]) { // it reconnects
 			return false
 		}
 	}
@@ -361,14 +360,14 @@ func (c *check) renews(hold time.Duration) bool {
 	if err := c.unused(); err != nil {
 		c.cannot("a new client doesn't get a lock that nobody has touched: %v", err)
 	}
-	if took := time.Since(asked); took > 2*c.k.TTL { // so do renewals
+	if took := time.Since(asked); took > 2*c.k.TTL { // then renewals are as slow
 		c.cannot("three leases ended, and a new client needs %v for a lock that nobody has touched", took)
 	}
 	c.suspects(began, "three leases ended and %s", says)
 	return false
 }
 
-// sameClient checks that nothing else that the holder's client does ends renewals.
+// sameClient checks that nothing else that the holder's client does ends its renewals.
 func (c *check) sameClient() {
 	calls := map[string]func(a *client, key, held string, old scenarios.Lease){
 		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) },
@@ -400,7 +399,7 @@ func (c *check) sameClient() {
 	c.together(parts...)
 }
 
-// restarts checks that the leases of a client that had none for a moment are renewed.
+// restarts checks that renewals start again after a client had no lease for a moment.
 func (c *check) restarts() {
 	const moments = 10
 	var ended [moments]atomic.Int32
@@ -435,8 +434,8 @@ func (c *check) restarts() {
 	}
 }
 
-// many checks that a client renews all its leases: in time though replies are slow, not one after the other, nor only as many as
-// some batch has room for. Each lasts for that many TTLs.
+// many checks that a client renews all its leases in time: despite slow replies, not one after the other, and not just one batch.
+// Each lease is ttls TTLs long.
 func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 	const few = 16
 	var says string
@@ -445,12 +444,12 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 		same := c.take(other, newKey())
 		var mu sync.Mutex
 		held := map[string]scenarios.Lease{}
-		end := time.Now().Add(same.TTL() / 8) // the service may be slow: as many renewals are to come
+		end := time.Now().Add(same.TTL() / 8) // the service may be slow, and as many renewals must follow
 		c.each(few, func(i int) {
 			for n := i; n < leases && (n == i || time.Now().Before(end)); n += few {
 				key := newKey()
 				l, err := c.within(c.k.TTL, acquiring(a, key)).granted()
-				if err != nil { // it may have no connection for one more
+				if err != nil { // it may have no connection left
 					return
 				}
 				mu.Lock()
@@ -466,7 +465,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 			slow = same.TTL() / 12
 			how = fmt.Sprintf(" while replies took %v longer", slow)
 			warm := c.inject(a, delaying(slow/4))
-			time.Sleep(same.TTL()) // its renewals overlap: it opens the connections that it needs
+			time.Sleep(same.TTL()) // renewals overlap and open the connections that they need
 			warm()
 			c.slow(slow, a)
 			c.slow(slow, other)
@@ -491,8 +490,8 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 	}
 }
 
-// keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is an
-// earlier lease, which was released, or ran out.
+// keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is
+// an earlier lease that was released or expired.
 func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held string, old scenarios.Lease)) {
 	ended := thrice{c: c, last: time.Now()}
 	c.often(func() (sure bool) {
@@ -500,7 +499,7 @@ func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held
 		old := c.take(a, key)
 		if ranOut {
 			heal := c.inject(a, (*faults.Link).Cut)
-			if c.wait(b, key).pass(4*max(a.ttl, c.k.Service.MinSession)+patience) != nil { // LeaseLasts is about that
+			if c.wait(b, key).pass(4*max(a.ttl, c.k.Service.MinSession)+patience) != nil { // LeaseLasts reports it
 				return true
 			}
 			heal()
@@ -524,11 +523,11 @@ func holderDisconnected(c *check) {
 	c.inject(a, (*faults.Link).Refuse)
 	second, err := c.acquire(b, key)
 	if err != nil {
-		return // LeaseLasts says why
+		return // LeaseLasts reports it
 	}
-	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // it is about later notifications, too
+	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // later notifications count, too
 		c.breaks("another client was granted the lock when the holder's connections had broken, and the holder's lease of %v lasted", first.TTL())
-	} else if !c.ends(first, patience) { // LeaseLasts is about a holder that is told late
+	} else if !c.ends(first, patience) { // LeaseLasts covers a holder that is told late
 		c.breaks("a holder whose connections had broken hadn't been told %v after its successor's grant", patience)
 	}
 	c.free(second)
@@ -551,7 +550,7 @@ func holderReturns(c *check) {
 			}
 			heal()
 			look := 2 * c.k.TTL
-			if c.k.Fixed { // the successor's lease, too
+			if c.k.Fixed { // the successor's lease is as short
 				look = c.k.TTL / 2
 			}
 			for end := time.Now().Add(look); time.Now().Before(end) && !c.isDecided(); time.Sleep(pause) {
@@ -574,7 +573,7 @@ func holderReturns(c *check) {
 	}
 }
 
-// toldAndRenewed has a holder told that its lease is lost when its connections break, whose renewals reach the servers again.
+// toldAndRenewed has broken connections end a lease whose renewals then reach the servers again.
 func (c *check) toldAndRenewed() {
 	if c.k.Service.NoRenew {
 		return
@@ -582,7 +581,7 @@ func (c *check) toldAndRenewed() {
 	a, b, key := c.client(), c.client(), newKey()
 	l := c.take(a, key)
 	heal := c.inject(a, (*faults.Link).Refuse)
-	told := c.ends(l, l.TTL()+patience) // HolderDisconnected is about a holder that isn't
+	told := c.ends(l, l.TTL()+patience) // HolderDisconnected reports a holder that isn't told
 	if heal(); !told || c.wait(b, key).pass(c.limit()) == nil {
 		return
 	}
@@ -619,7 +618,7 @@ func oddTTLs(c *check) {
 	l, err := c.try(a, key)
 	switch took := time.Since(asked); {
 	case err == nil:
-	case took > patience/10: // it isn't refused: it may have been granted, without a reply
+	case took > patience/10: // not refused: it may have been granted, without a reply
 		c.unsure("an acquisition for 50 days failed after %v: %v", took, err)
 		return
 	default:
@@ -631,7 +630,7 @@ func oddTTLs(c *check) {
 	c.free(l)
 }
 
-// outlast checks a lease of a, which a renews for as long as hold, and then granted to b. It reports whether there was one.
+// outlast checks a lease that a renews for as long as hold, and that is then granted to b. It reports whether a got one.
 func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance string) bool {
 	key, start := newKey(), time.Now()
 	first, err := c.try(a, key)
@@ -672,7 +671,7 @@ func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance str
 	if notified && !isOver(first) {
 		if !c.ends(first, patience) {
 			c.breaks("a holder's context hadn't ended %v after its successor's grant%s", patience, circumstance)
-		} else if !renewed { // LeaseLasts is about a holder that is told late
+		} else if !renewed { // LeaseLasts covers a holder that is told late
 			c.breaks("a holder's context ended %v after its successor's grant%s", time.Since(now).Round(10*time.Millisecond), circumstance)
 		}
 	}
