@@ -3,7 +3,7 @@ package promises
 type promise struct {
 	name, text string
 	check      func(c *check)
-	alone      bool // it breaks the servers
+	alone      bool // breaks the servers
 }
 
 var promises = []promise{

@@ -46,12 +46,12 @@ func waiterServed(c *check) {
 				same = c.wait(b, key)
 			}
 			second := c.wait(next, key)
-			for range 5 { // by then they wait: other has done more meanwhile
+			for range 5 { // they wait by the time that other has done this
 				l, _ := c.try(other, newKey())
 				c.free(l)
 				time.Sleep(5 * pause)
 			}
-			leaves.stop() // what it shares with the other waiter of its client goes on
+			leaves.stop() // what its client's other waiter shares with it must go on
 			time.Sleep(pause)
 			heal, err := c.injected(b, fault)
 			if err != nil {
@@ -77,7 +77,7 @@ func waiterServed(c *check) {
 				heal()
 				wg.Go(behind)
 			}
-			if what == waited { // whichever comes first must leave the other's subscription alone
+			if what == waited { // whichever is served first must leave the other's subscription alone
 				wg.Go(func() { served("one of two waiters of a client that ", same) })
 			}
 			served("a waiter who ", first)
@@ -136,14 +136,14 @@ func waiterCancelled(c *check) {
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
 	const waiters = 40
-	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) }) // at many moments
+	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) }) // at many different moments
 	if c.freeAfter(l, b, key, waiters, "were cancelled"); !c.isDecided() {
 		c.othersCall()
 		c.cancelledAtGrant()
 	}
 }
 
-// freeAfter checks that a lock comes free for others, and for the client whose waiters have left.
+// freeAfter checks that the lock comes free, for others and for the client whose waiters have left.
 func (c *check) freeAfter(l scenarios.Lease, cl *client, key string, waiters int, how string) {
 	if c.isDecided() {
 		return
@@ -153,7 +153,7 @@ func (c *check) freeAfter(l scenarios.Lease, cl *client, key string, waiters int
 	c.comesFree(cl, key, fmt.Sprintf("%d of its waiters %s", waiters, how))
 }
 
-// cancelledAtGrant cancels a waiter that has got the lock and doesn't know yet.
+// cancelledAtGrant cancels a waiter that has been granted the lock but doesn't know yet.
 func (c *check) cancelledAtGrant() {
 	a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
 	c.connect(b)
@@ -181,7 +181,7 @@ func (c *check) cancelledAtGrant() {
 	c.comesFree(other, key, "a waiter was cancelled as it was granted the lock,")
 }
 
-// othersCall checks that a wait that is cancelled leaves the other locks of its client alone.
+// othersCall checks that a cancelled wait leaves its client's other locks alone.
 func (c *check) othersCall() {
 	for _, fault := range []linkFault{nil, (*faults.Link).LoseReplies} {
 		c.often(func() (sure bool) {
@@ -223,7 +223,7 @@ func waitersCutOff(c *check) {
 	c.freeAfter(l, b, key, waiters, "were cut off")
 }
 
-// ownWaiters has callers of one client wait for a lock that it holds: it frees that lock, and gets others.
+// ownWaiters has callers wait for a lock that their own client holds. It must be able to release it, and to acquire others.
 func (c *check) ownWaiters() {
 	const n, others = 6, 24
 	b, key, theirs := c.times(10), newKey(), newKey()
@@ -263,7 +263,7 @@ func (c *check) ownWaiters() {
 func (c *check) failedBefore(how string, fault linkFault) {
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
-	c.within(5*pause, acquiring(b, key)) // it is connected, and has waited
+	c.within(5*pause, acquiring(b, key)) // connects, and waits
 	c.during(b, fault, acquiring(b, key))
 	c.connect(b)
 	w := c.wait(b, key)
@@ -274,7 +274,7 @@ func (c *check) failedBefore(how string, fault linkFault) {
 	}
 }
 
-// releasedBetween has a lock released between two messages of a client that begins to wait for it: it may miss the news.
+// releasedBetween releases a lock between two messages of a client that begins to wait for it, which may miss the notification.
 func (c *check) releasedBetween() {
 	const messages, delay = 6, 5 * pause
 	a := c.lasting()
@@ -285,7 +285,7 @@ func (c *check) releasedBetween() {
 		heal := c.inject(b, delaying(delay))
 		w := c.wait(b, key)
 		defer w.stop()
-		time.Sleep(delay/2 + time.Duration(i)*delay) // it waits for the reply to a message, and has the next to send
+		time.Sleep(delay/2 + time.Duration(i)*delay) // it waits for one reply, and has another message to send
 		c.release(l)
 		heal()
 		if err := w.pass(c.limit()); err != nil {
@@ -313,10 +313,10 @@ func (c *check) polls() {
 	c.free(l)
 }
 
-// longWaiter has a waiter wait, or cut off, until its session, if it has one, has run out.
+// longWaiter has a waiter wait, perhaps cut off, for longer than its session lasts, if it has one.
 func (c *check) longWaiter(what string, fault linkFault) {
 	over, ttls := thrice{c: c, last: time.Now()}, time.Duration(5)
-	if c.k.Fixed { // it may be long
+	if c.k.Fixed { // the TTL may be long
 		ttls = 3
 	}
 	c.often(func() bool {
@@ -355,7 +355,7 @@ func (c *check) longWaiter(what string, fault linkFault) {
 
 const underWay = " while a renewal was under way"
 
-// released checks that a release frees the lock before the lease would have ended, and that no renewal takes it back.
+// released checks that a release frees the lock before the lease would have expired, and that no renewal takes it back.
 func (c *check) released(circumstance string) {
 	const again = "held again by nobody"
 	how, began := "", time.Now()
@@ -368,7 +368,7 @@ func (c *check) released(circumstance string) {
 		heal := func() {}
 		switch circumstance {
 		case "":
-			_, _ = c.try(b, key) // a client may remember that it was held
+			_, _ = c.try(b, key) // the client may remember that it was held
 		case afterRenewals:
 			time.Sleep(l.TTL() + c.k.TTL)
 		case underWay:
@@ -387,10 +387,10 @@ func (c *check) released(circumstance string) {
 		}
 		heal()
 		how = "held for the rest of its lease"
-		var held time.Time // since when tries have been refused, if they are
+		var held time.Time // since when tries have been refused
 		for {
 			end := start.Add(l.TTL() * 3 / 4)
-			if how == again && !held.IsZero() { // a lock-delay, after a try that was granted, is shorter
+			if how == again && !held.IsZero() { // a lock-delay after the granted try is shorter
 				end = held.Add(l.TTL() / 4)
 			}
 			if time.Now().After(end) {
@@ -405,7 +405,7 @@ func (c *check) released(circumstance string) {
 			if held.IsZero() && !renewed || err != nil && !errors.Is(err, dlock.ErrHeld) {
 				return
 			}
-			time.Sleep(pause + pause/3) // not when a renewal comes
+			time.Sleep(pause + pause/3) // out of step with renewals
 		}
 		if held.IsZero() { // or the servers were too slow for a try
 			return
