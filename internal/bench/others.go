@@ -16,7 +16,8 @@ import (
 	"github.com/fencelab/fencelab/internal/cli"
 )
 
-// openEtcdMutex: concurrency.Mutex, with sessions that are reused: two acquisitions of one session would share the lock.
+// openEtcdMutex uses concurrency.Mutex and reuses sessions, one per acquisition: two acquisitions of one session would share the
+// lock.
 func openEtcdMutex(s Spec) (load.Lock, error) {
 	c, err := clientv3.New(clientv3.Config{Endpoints: s.Addrs, Logger: zap.NewNop(), DialOptions: s.spec().EtcdDial()})
 	if err != nil {
@@ -52,7 +53,7 @@ func openEtcdMutex(s Spec) (load.Lock, error) {
 		}
 		m := concurrency.NewMutex(s, "/"+key)
 		if err := m.Lock(ctx); err != nil {
-			// The key may be left in the queue, where it would block others while the session lives.
+			// The key may still be queued, and would block others while the session lives.
 			return load.Lease{}, errors.Join(err, s.Close())
 		}
 		return load.Lease{
@@ -68,7 +69,7 @@ func openEtcdMutex(s Spec) (load.Lock, error) {
 	}}, nil
 }
 
-// openZKLock: a zk.Lock for each acquisition, on one session.
+// openZKLock uses a zk.Lock per acquisition, on one session.
 func openZKLock(s Spec) (load.Lock, error) {
 	conn, _, err := zk.Connect(s.Addrs, max(2*s.TTL, 10*time.Second), zk.WithLogger(silent{}), zk.WithDialer(s.spec().ZKDialer()))
 	if err != nil {

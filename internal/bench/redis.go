@@ -59,7 +59,7 @@ type owned struct {
 
 func (o owned) Close() error { return errors.Join(o.Backend.Close(), o.client.Close()) }
 
-// openRedsync: a Mutex for each acquisition, as in its README.
+// openRedsync uses a Mutex per acquisition, as its README does.
 func openRedsync(s Spec) (load.Lock, error) {
 	var pools []syncredis.Pool
 	var clients []*redis.Client
@@ -93,7 +93,7 @@ func openRedsync(s Spec) (load.Lock, error) {
 	}}, nil
 }
 
-// openRedislock: Obtain with a linear backoff, as in its examples. Without a deadline it gives up after one TTL.
+// openRedislock uses Obtain with a linear backoff, as its examples do. Without a deadline it gives up after one TTL.
 func openRedislock(s Spec) (load.Lock, error) {
 	c, err := connect(s)
 	if err != nil {
@@ -114,10 +114,9 @@ func openRedislock(s Spec) (load.Lock, error) {
 	}}, nil
 }
 
-// openRueidislock: the settings of its README for one Redis since 7.0.5: a majority of one key, and no notifications of
-// the client's own changes. All else is at its defaults, even TryNextAfter: no reply may take longer than its 20 ms,
-// though there is no next key. A thousand clients on two cores exceed that; with 2 s throughput was two to three times
-// as high.
+// openRueidislock uses the settings that its README gives for one Redis since 7.0.5: a majority of one key, and no notifications
+// of the client's own changes. All else is at its defaults, even TryNextAfter, which limits replies to 20 ms although there is no
+// next key. A thousand clients on two cores exceed that; with 2 s throughput was two to three times as high.
 func openRueidislock(s Spec) (load.Lock, error) {
 	o := rueidis.ClientOption{InitAddress: s.Addrs}
 	if len(s.Addrs) == 1 {

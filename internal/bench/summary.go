@@ -86,7 +86,7 @@ func Summary(r *load.Result) string {
 	return b.String()
 }
 
-// waits are quantiles of all waits, unserved ones included; 1 is the longest.
+// waits formats quantiles of all waits, unserved ones included; 1 is the longest.
 func waits(r *load.Result, quantiles ...float64) string {
 	w, err := load.Estimate(r)
 	if err != nil {

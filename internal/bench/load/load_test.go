@@ -22,7 +22,7 @@ type fake struct {
 	handOff         func(granted int64) time.Duration // how long a grant takes; nil: no time
 	fail            func(asked int64) error           // nil: never
 	token           func(granted int64) uint64        // nil: 1, 2, 3
-	tokenless, open bool                              // open: it excludes nobody
+	tokenless, open bool                              // open: excludes nobody
 	lost            bool                              // its leases say that they have ended
 
 	mu             sync.Mutex
@@ -64,7 +64,7 @@ func (f *fake) acquire(ctx context.Context, key string) (Lease, error) {
 		select {
 		case <-turn:
 		case <-ctx.Done():
-			return Lease{}, context.Cause(ctx) // the run is over; nobody else will want it
+			return Lease{}, context.Cause(ctx) // the run is over, and there are no other waiters
 		}
 	}
 	f.mu.Lock()

@@ -23,7 +23,7 @@ func TestOrder(t *testing.T) {
 			}
 			all[i].grant = grants[i]
 			if tokens {
-				all[i].fence, all[i].grant = grants[i], seqs[(i+1)%n] // the token decides, and not what was seen first
+				all[i].fence, all[i].grant = grants[i], seqs[(i+1)%n] // tokens take precedence
 			}
 		}
 		before := func(a, b outcome) bool { // a was granted before b

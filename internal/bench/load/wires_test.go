@@ -48,8 +48,8 @@ func dial(t *testing.T, w *Wires, addr string) net.Conn {
 	return c
 }
 
-// TestWires: bytes arrive late by the delay in each direction, in order and complete: a few, and more than is read at
-// once, and than a socket's buffer has room for.
+// TestWires: bytes arrive late by the delay in each direction, in order and complete, even more of them than one read or a
+// socket's buffer has room for.
 func TestWires(t *testing.T) {
 	const delay = 20 * ms
 	c := dial(t, wires(t, delay), serve(t, echo))
@@ -91,7 +91,7 @@ func TestWiresEnds(t *testing.T) {
 	b := []byte("bye")
 	_, err = c.Write(b)
 	require.NoError(t, err)
-	copy(b, "???") // it was the caller's again
+	copy(b, "???") // the caller owns it again
 	began = time.Now()
 	require.NoError(t, c.Close())
 	_, err = c.Read(make([]byte, 1))

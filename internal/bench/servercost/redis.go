@@ -112,7 +112,7 @@ func (b *redisBed) purge() phase {
 	}}
 }
 
-// check takes and releases each key that is tested, as another owner, and shows found its tokens.
+// check takes and releases each tested key as another owner, and passes its tokens to found.
 func (b *redisBed) check(name string, times func(i int) int, found func(end *Line, i int, token float64)) phase {
 	return phase{name: name, do: func(ctx context.Context, end *Line) error {
 		end.Values = map[string]float64{}
@@ -136,7 +136,7 @@ func (b *redisBed) check(name string, times func(i int) int, found func(end *Lin
 
 func once(int) int { return 1 }
 
-// redisActive fills Redis with active expiry on, and then reaps the counters.
+// redisActive populates Redis with active expiry on, and then reaps the counters.
 func (r *recorder) redisActive(ctx context.Context) error {
 	b, err := r.onRedis(ctx, "redis active")
 	if err != nil {

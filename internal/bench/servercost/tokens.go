@@ -50,7 +50,7 @@ type source struct {
 
 const tokenTTL = time.Hour
 
-// A Redis counter against revisions of etcd.
+// tokens compares a Redis counter with etcd revisions.
 func (r *recorder) tokens(ctx context.Context) error {
 	r.begin("tokens")
 	client, backend, err := r.startRedis(ctx)
@@ -72,7 +72,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 		return err
 	}
 	for _, n := range []int{1, 3} {
-		client, backend, err := r.startEtcd(ctx, n, 8<<30, "--election-timeout", "5000") // ms: an election, for which a busy machine is enough, fails writes
+		client, backend, err := r.startEtcd(ctx, n, 8<<30, "--election-timeout", "5000") // ms: an election, which a busy machine can cause, fails writes
 		if err != nil {
 			return err
 		}
