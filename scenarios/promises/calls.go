@@ -65,8 +65,7 @@ func releaseRetried(c *check) {
 	}
 }
 
-// releasesOn checks that after a release without a reply the client can still release, this lease and others. After each release
-// that hangs, another client's shows whether the servers are the cause.
+// releasesOn: after each release that hangs, another client's shows whether the servers are the cause.
 func (c *check) releasesOn() {
 	a, b := c.lasting(), c.client()
 	l := c.take(a, newKey())
@@ -74,7 +73,7 @@ func (c *check) releasesOn() {
 	if !r.returned { // EndsWithContext reports it
 		return
 	}
-	next := c.take(a, newKey()) // now it is connected again
+	next := c.take(a, newKey())
 	for _, l := range []scenarios.Lease{l, next} {
 		hangs := 0
 		for ; hangs < 4; hangs++ {
@@ -95,7 +94,6 @@ func (c *check) releasesOn() {
 	}
 }
 
-// othersLast checks that a call that gets no reply doesn't affect its client's other leases.
 func (c *check) othersLast() {
 	for what, call := range map[string]func(a *client, gone scenarios.Lease) call{
 		"a release of another lock": func(_ *client, gone scenarios.Lease) call { return releasing(gone) },
@@ -172,7 +170,7 @@ func releaseLate(c *check) {
 	}
 }
 
-// ownRelease has a client acquire locks again while its releases of them are in flight, on other connections if it has several.
+// ownRelease has a client acquire locks again while its releases are in flight, on other connections if it has several.
 func (c *check) ownRelease(what string, fault linkFault) {
 	const locks = 8 // either message may arrive first
 	a, b := c.times(2), c.client()
@@ -210,7 +208,6 @@ func (c *check) ownRelease(what string, fault linkFault) {
 	})
 }
 
-// holdReplies holds replies until it is healed.
 var holdReplies = delaying(time.Hour)
 
 const refusedTry = "an acquisition that was refused"
@@ -250,7 +247,6 @@ func acquireLate(c *check) {
 	c.ownRetry()
 }
 
-// failedAcquire checks that a failed acquisition doesn't affect the holder.
 func (c *check) failedAcquire() {
 	for what, fault := range map[string]linkFault{
 		"was late": (*faults.Link).HoldRequests, "got no reply": (*faults.Link).LoseReplies,
@@ -272,7 +268,6 @@ func (c *check) failedAcquire() {
 	}
 }
 
-// lateGrant checks that a grant whose reply comes after the lease has expired doesn't affect the successor.
 func (c *check) lateGrant() {
 	c.often(func() (sure bool) {
 		a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
@@ -293,7 +288,6 @@ func (c *check) lateGrant() {
 	})
 }
 
-// ownCleanup checks that clean-up after a failed acquisition doesn't affect a later grant to the same client.
 func (c *check) ownCleanup() {
 	for _, fault := range []linkFault{
 		(*faults.Link).LoseRequests, (*faults.Link).HoldRequests, (*faults.Link).Refuse,
@@ -315,7 +309,6 @@ func (c *check) ownCleanup() {
 	}
 }
 
-// ownRetry checks that a lease lasts as long as it says if an earlier request of its client had got the lock without a reply.
 func (c *check) ownRetry() {
 	a, b, key := c.times(6), c.client(), newKey()
 	c.connect(a)
@@ -335,7 +328,7 @@ func (c *check) ownRetry() {
 	c.free(next)
 }
 
-// stays calls still for as long as a message may be in flight.
+// stays is still, for as long as a message may be in flight.
 func (c *check) stays(l scenarios.Lease, other *client, key, after string) (sure bool) {
 	for n, began := 0, time.Now(); n < 2 || n < looks && time.Since(began) < looks*pause; n++ {
 		if sure = c.still(l, other, key, after); !sure || c.isDecided() {
@@ -375,7 +368,7 @@ func everyMessage(c *check) {
 				}
 				heal := c.inject(a, loss.from(n))
 				r := c.briefly(call)
-				if !r.returned { // nor would the others
+				if !r.returned {
 					c.cannot("%s hadn't returned %v after its context had ended when it lost its %s from number %d on", what, patience, kind, n)
 				}
 				lost := a.loses()
@@ -441,7 +434,7 @@ func (c *check) brokenCalls() {
 	}
 }
 
-// guesses reports whether cl returns ErrHeld when no server has said so. An adapter without a real try may.
+// guesses reports whether cl returns ErrHeld without a server's reply. An adapter without a real try may.
 func (c *check) guesses(cl *client) bool {
 	return errors.Is(c.during(cl, (*faults.Link).Cut, trying(cl, newKey())).err, dlock.ErrHeld)
 }
@@ -465,7 +458,6 @@ func (c *check) breaking(cl *client, n int, f call) (r result, lost bool) {
 	}
 }
 
-// freed reports whether cl gets a lock that a failed call of another client may still clean up.
 func (c *check) freed(cl *client, key string) bool {
 	for end := time.Now().Add(2 * max(c.k.TTL, c.k.Service.MinSession)); time.Now().Before(end); time.Sleep(pause) {
 		l, err := c.try(cl, key)
@@ -479,7 +471,6 @@ func (c *check) freed(cl *client, key string) bool {
 
 func (cl *client) loses() bool { return slices.ContainsFunc(cl.links, (*faults.Link).Loses) }
 
-// connections returns the greatest number of connections to one server.
 func (cl *client) connections() (n int) {
 	for _, l := range cl.links {
 		n = max(n, l.Connections())
@@ -552,14 +543,12 @@ func endsWithContext(c *check) {
 	c.outlives()
 }
 
-// cancelled makes a call whose context has no deadline and is cancelled soon.
 func (c *check) cancelled(f call) result {
 	ctx, cancel := context.WithCancel(c.ctx)
 	time.AfterFunc(c.k.TTL/5, cancel)
 	return c.call(patience+c.k.TTL/5, func() (scenarios.Lease, error) { return f(ctx) })
 }
 
-// outlives checks that a lease doesn't end with the context of its acquisition.
 func (c *check) outlives() {
 	deadline := c.k.TTL
 	if c.k.Fixed {
@@ -574,7 +563,7 @@ func (c *check) outlives() {
 			c.cannot("Acquire of a free lock: %v", err)
 		}
 		ended, err := c.within(deadline, acquiring(cl, key)).granted()
-		if err != nil { // too slow
+		if err != nil {
 			ended = c.take(cl, key)
 		}
 		if c.k.Service.NoRenew {
@@ -595,7 +584,7 @@ func closeEnds(c *check) {
 	c.take(a, newKey())
 	heal := c.inject(a, (*faults.Link).Cut)
 	defer heal()
-	time.Sleep(c.k.TTL * 2 / 3) // a renewal is under way
+	time.Sleep(c.k.TTL * 2 / 3)
 	limit := c.k.TTL + patience
 	if !c.close(a, limit) {
 		c.breaks("Close hadn't returned after %v while the servers were silent", limit)
@@ -620,7 +609,6 @@ func closeEnds(c *check) {
 	}
 }
 
-// closedCalls checks that calls of a closed client return, including an acquisition that was waiting when it was closed.
 func (c *check) closedCalls() {
 	a, b, key := c.lasting(), c.client(), newKey()
 	held, l := c.take(a, key), c.take(b, newKey())
@@ -643,7 +631,6 @@ func (c *check) closedCalls() {
 	c.free(held)
 }
 
-// releasedAndClosed checks that Close doesn't drop a release.
 func (c *check) releasedAndClosed() {
 	a, b, key := c.lasting(), c.client(), newKey()
 	if c.do(c.take(a, key).Release) == nil {
@@ -797,8 +784,7 @@ func nothingLeft(c *check) {
 	c.free(held)
 }
 
-// goroutines counts those with a label, which they inherit from the goroutine that starts them, and returns what most of them
-// run.
+// goroutines counts those with a label, which goroutines inherit, and returns what most of them run.
 func goroutines(label string) (n int, most string) {
 	var highest int
 	var all strings.Builder

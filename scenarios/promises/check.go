@@ -38,7 +38,7 @@ type check struct {
 
 	mu      sync.Mutex
 	broken  []string
-	why     string // why it couldn't be checked
+	why     string
 	fact    string // an observation that breaks no promise
 	clients []*client
 	stalled atomic.Int64 // when the machine last stalled
@@ -72,7 +72,6 @@ func (c *check) isUnsure() bool {
 	return c.why != ""
 }
 
-// unsure records why the promise can't be checked, unless it is broken.
 func (c *check) unsure(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,7 +137,6 @@ type client struct {
 	closed atomic.Bool
 }
 
-// close reports whether the client closed in time.
 func (c *check) close(cl *client, limit time.Duration) bool {
 	cl.closed.Store(true)
 	return c.call(limit, func() (scenarios.Lease, error) { return nil, cl.Close() }).returned
@@ -165,7 +163,6 @@ func (c *check) clientOf(ttl time.Duration) *client {
 	return cl
 }
 
-// open opens a client after calling prepare with its links.
 func (c *check) open(ttl time.Duration, prepare ...func(cl *client) error) (*client, error) {
 	cl := &client{ttl: ttl}
 	c.mu.Lock()
@@ -220,7 +217,7 @@ func (c *check) link(n scenarios.Node) (l *faults.Link, addr string, err error) 
 	return l, addr, err
 }
 
-// opened wraps a lock that was opened too late as a lease whose release closes it.
+// opened is a lock that was opened too late: its release closes it.
 type opened struct {
 	scenarios.Lease
 	lock scenarios.Lock
@@ -297,7 +294,6 @@ func (c *check) guarded(f func() (scenarios.Lease, error)) (l scenarios.Lease, e
 	return f()
 }
 
-// culprit is where the panic occurred.
 func culprit() string {
 	pcs := make([]uintptr, 32)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(4, pcs)]) // skips guarded's frames and the runtime's first
@@ -346,7 +342,6 @@ func without(f func(ctx context.Context) error) call {
 
 type linkFault = func(*faults.Link, context.Context) (faults.Heal, error)
 
-// lossFault starts at the nth message.
 type lossFault func(l *faults.Link, ctx context.Context, n int) (faults.Heal, error)
 
 func (f lossFault) from(n int) linkFault {
@@ -397,14 +392,13 @@ func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.
 	return c.wait(cl, key).served(limit)
 }
 
-// wait is a pending acquisition.
 type wait struct {
 	c    *check
 	stop context.CancelFunc
 	done chan result
 }
 
-// wait starts one that retries, since the lock's own timeout may be too short. Call served to end it.
+// wait starts an acquisition that retries, since the lock's own timeout may be too short. Call served to end it.
 func (c *check) wait(cl *client, key string) wait {
 	ctx, stop := context.WithCancel(c.ctx)
 	w := wait{c, stop, make(chan result, 1)}
@@ -415,7 +409,7 @@ func (c *check) wait(cl *client, key string) wait {
 			_, err = r.granted()
 			if err == nil || ctx.Err() != nil {
 				if err != nil && why != nil {
-					r.err = why // more informative
+					r.err = why
 				}
 				w.done <- r
 				return
@@ -474,14 +468,12 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 	}
 }
 
-// pass is served, and then releases the lock.
 func (w wait) pass(limit time.Duration) error {
 	l, err := w.served(limit)
 	w.c.free(l)
 	return err
 }
 
-// tryFor polls with TryAcquire until it succeeds or limit is over.
 func (c *check) tryFor(limit, every time.Duration, cl *client, key string) (l scenarios.Lease, err error) {
 	for end := time.Now().Add(limit); ; time.Sleep(every) {
 		if l, err = c.try(cl, key); err == nil || time.Now().After(end) || c.ctx.Err() != nil {
@@ -490,10 +482,8 @@ func (c *check) tryFor(limit, every time.Duration, cl *client, key string) (l sc
 	}
 }
 
-// gets reports whether cl can acquire an unused lock.
 func (c *check) gets(cl *client) bool { return c.wait(cl, newKey()).pass(c.limitOf(cl)) == nil }
 
-// unused acquires an unused lock with a new client.
 func (c *check) unused() error {
 	cl, err := c.open(c.k.TTL)
 	defer c.shut(cl)
@@ -513,7 +503,6 @@ func (c *check) unused() error {
 // limit bounds how long a dead holder may block others: some services end a lease after two and a half times its TTL.
 func (c *check) limit() time.Duration { return 4*max(c.k.TTL, c.k.Service.MinSession) + patience }
 
-// limitOf is limit for a waiter that may poll only once per TTL of its own.
 func (c *check) limitOf(cl *client) time.Duration { return max(c.limit(), cl.ttl) }
 
 func (r result) granted() (scenarios.Lease, error) {
@@ -535,7 +524,6 @@ func (c *check) take(cl *client, key string) scenarios.Lease {
 	return l
 }
 
-// connect makes each client acquire and release an unused lock.
 func (c *check) connect(clients ...*client) {
 	for _, cl := range clients {
 		c.free(c.take(cl, newKey()))
@@ -546,7 +534,6 @@ func (c *check) try(cl *client, key string) (scenarios.Lease, error) {
 	return c.within(patience, trying(cl, key)).granted()
 }
 
-// free releases the leases that aren't nil, and ignores errors.
 func (c *check) free(leases ...scenarios.Lease) {
 	for _, l := range leases {
 		if l != nil {
@@ -555,7 +542,7 @@ func (c *check) free(leases ...scenarios.Lease) {
 	}
 }
 
-// release releases the lock, and is unsure if that fails: others may have to wait until the lease expires.
+// release is unsure if it fails, since others may have to wait until the lease expires.
 func (c *check) release(l scenarios.Lease) {
 	var err error
 	for range 3 { // the client may have to reconnect
@@ -575,8 +562,8 @@ func (c *check) comesFree(cl *client, key, after string) {
 	}
 }
 
-// blocked records that a waiter hasn't got key's lock. The promise is broken if a new client gets it at once, or if new clients
-// get an unused lock meanwhile but not this one. Otherwise it is unsure: the machine or the servers have stalled.
+// blocked records that a waiter hasn't got key's lock. The promise is broken if a new client gets it at once, or gets an unused
+// lock meanwhile but not this one. Otherwise it is unsure: the machine or the servers have stalled.
 func (c *check) blocked(key, format string, args ...any) {
 	if c.isUnsure() {
 		return
@@ -627,7 +614,7 @@ func (c *check) still(l scenarios.Lease, other *client, key, after string) (sure
 // grace is how long after its successor's grant a holder's timer may fire.
 const grace = 240 * time.Millisecond
 
-// lasts reports whether, by its own account, l hadn't expired at a time just past.
+// lasts reports whether, by its own account, l lasted at a time just past.
 func lasts(l scenarios.Lease, at time.Time) bool {
 	if until := l.Until(); !until.IsZero() {
 		return l.Context().Err() == nil && at.Before(until)
@@ -645,7 +632,6 @@ func isOver(l scenarios.Lease) bool {
 	return l.Context().Err() != nil
 }
 
-// ends waits up to limit for a lease to end.
 func (c *check) ends(l scenarios.Lease, limit time.Duration) bool {
 	select {
 	case <-l.Context().Done():
@@ -712,7 +698,7 @@ func (c *check) repeatedly(f func() (isBroken bool)) bool {
 type thrice struct {
 	c    *check
 	n    int
-	last time.Time // call of see
+	last time.Time
 }
 
 // see breaks the promise the third time that isSo is true, not counting times when the machine stalled.
@@ -731,7 +717,7 @@ func (t *thrice) see(isSo bool, format string, args ...any) {
 	}
 }
 
-// endsAlone reports whether l has ended and another hasn't, so that neither the machine nor the servers are the cause.
+// endsAlone rules out the machine and the servers as the cause.
 func endsAlone(l, another scenarios.Lease) bool {
 	return l.Context().Err() != nil && another.Context().Err() == nil
 }

@@ -25,7 +25,6 @@ func exclusive(c *check) {
 	c.failedTries()
 }
 
-// failedTries polls a lock with TryAcquire while the lease of a holder who was cut off expires.
 func (c *check) failedTries() {
 	dead, b, key, untried := c.client(), c.client(), newKey(), newKey()
 	c.take(dead, key)
@@ -68,8 +67,7 @@ func oneClient(c *check) {
 	c.contend(newKey(), c.overlap(pause/4), a, a, a, a, a, a)
 }
 
-// takeOver has several clients contend for locks whose leases have expired: one may take a lock that another, which saw the same,
-// has just got.
+// takeOver: one contender may take a lock that another, which saw the same expired lease, has just got.
 func (c *check) takeOver() {
 	const locks = 16
 	dead, slow := c.client(), c.contenders(pause)
@@ -98,7 +96,6 @@ func (c *check) takeOver() {
 	}
 }
 
-// refused checks that b gets ErrHeld while a holds the lock, that this changes nothing, and that a can then release it.
 func (c *check) refused(a, b *client, who string) {
 	other, key := c.client(), newKey()
 	l := c.take(a, key)
@@ -140,7 +137,6 @@ func (c *check) refused(a, b *client, who string) {
 // tryLimit is how long a TryAcquire may wait.
 const tryLimit = 3 * time.Second
 
-// isSlow reports whether a try of a held lock waits, and one of an unused lock doesn't.
 func (c *check) isSlow(cl *client, key string) bool {
 	took := func(key string) time.Duration {
 		asked := time.Now()
@@ -151,7 +147,7 @@ func (c *check) isSlow(cl *client, key string) bool {
 	return took(key) > tryLimit && took(newKey()) < tryLimit/10
 }
 
-// contend has clients contend for a lock, and calls meet for every grant.
+// contend calls meet for every grant.
 func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*client) {
 	const rounds = 10
 	lease := long * c.k.TTL
@@ -160,7 +156,7 @@ func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*cl
 	}
 	limit := 2*lease + patience // a lost release blocks the others for a lease
 	var wg sync.WaitGroup
-	var left atomic.Pointer[client] // a client that got no lock in time
+	var left atomic.Pointer[client]
 	for _, cl := range clients {
 		wg.Go(func() {
 			for range rounds {
@@ -193,7 +189,6 @@ func (c *check) slow(by time.Duration, cl *client) *client {
 	return cl
 }
 
-// contenders are four clients with different reply delays.
 func (c *check) contenders(by time.Duration) (all []*client) {
 	for i := range time.Duration(4) {
 		all = append(all, c.slow((i+1)*by, c.lasting()))
@@ -211,7 +206,7 @@ func (c *check) overlap(stay time.Duration) (meet func(l scenarios.Lease)) {
 			inside.Store(&l)
 		}
 		time.Sleep(stay)
-		// This precedes the release, after which any lease is over.
+		// After its release a lease is over.
 		if !inside.CompareAndSwap(&l, nil) && lasts(l, time.Now()) {
 			c.breaks("two contenders held the lock at once")
 		}
@@ -309,7 +304,6 @@ func tokensIncrease(c *check) {
 	}
 }
 
-// lateRequest checks that a request that arrives after another's grant gets a greater token.
 func (c *check) lateRequest() {
 	a, b, key := c.lasting(), c.lasting(), newKey()
 	c.connect(a)
@@ -378,8 +372,8 @@ func keysIndependent(c *check) {
 	}
 }
 
-// refusedAgain reports whether cl is refused key three more times but gets unused locks. On a slow machine, a try that waits
-// briefly may be refused by mistake.
+// refusedAgain reports whether cl is refused key three more times but gets unused locks. On a slow machine, one try may be
+// refused by mistake.
 func (c *check) refusedAgain(cl *client, key string) bool {
 	for range 3 {
 		for _, k := range []string{key, newKey()} {
@@ -404,7 +398,7 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 		":fence", ":token", ":counter", ":lock", "/lock", ".lock", "-lock", "_lock", ":owner", ":queue", ":waiters", ":channel", ":timeout") {
 		keys = append(keys, base+more)
 	}
-	for _, n := range []int{300, 512, 1024} { // a long key may be cut
+	for _, n := range []int{300, 512, 1024} {
 		keys = append(keys, base+strings.Repeat("x", n), base+strings.Repeat("x", n+1))
 	}
 	const small = 300 // if keys share few locks, two of them share one
@@ -457,7 +451,7 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	return refused
 }
 
-// taken checks that a valid key which nobody holds comes free: the lock of base may keep something there.
+// taken detects a key that the lock of base uses for itself.
 func (c *check) taken(base, ending string) {
 	cl, key := c.lasting(), base+ending
 	l, err := c.try(cl, newKey()+ending)

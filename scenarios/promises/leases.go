@@ -38,7 +38,6 @@ func leaseLasts(c *check) {
 	}
 }
 
-// outlivesReleased checks that a released lease's expiry doesn't end the client's next lease.
 func (c *check) outlivesReleased() {
 	if c.repeatedly(func() bool {
 		a, other, key := c.client(), c.client(), newKey()
@@ -56,7 +55,6 @@ func (c *check) outlivesReleased() {
 	}
 }
 
-// allTold checks that each lease of a client that is cut off ends.
 func (c *check) allTold(a, b *client) {
 	keys := []string{newKey(), newKey(), newKey()}
 	var leases []scenarios.Lease
@@ -156,7 +154,6 @@ func leaseRenewed(c *check) {
 	c.comesFree(c.times(12), key, fmt.Sprintf("its lease had been renewed for %v, and its holder was cut off,", time.Since(began).Round(time.Second)))
 }
 
-// waitedFor checks that a waiter doesn't get the lock while a renews its lease.
 func (c *check) waitedFor(a *client) {
 	b := c.client()
 	c.often(func() (sure bool) {
@@ -294,7 +291,6 @@ func renewedByHand(c *check) {
 
 const lateReplies, refusedRenewal = "renewal whose replies were late", "renewal that was refused"
 
-// addUp checks that many renewals don't make a lease longer than one does.
 func (c *check) addUp() {
 	a, key := c.client(), newKey()
 	l := c.take(a, key)
@@ -307,8 +303,8 @@ func (c *check) addUp() {
 	c.comesFree(c.client(), key, fmt.Sprintf("%d renewals in a row, and the loss of its holder,", renewals))
 }
 
-// endsByLoss reports whether a lease ends because a renewal loses a message, and not because its connection breaks, as a session
-// may: a second lease, whose client had to reconnect, lasts.
+// endsByLoss reports whether a renewal's lost message ends a lease, and not the broken connection, as with a session: the lease
+// of another client that reconnected lasts.
 func (c *check) endsByLoss(loss lossFault) bool {
 	var clients []*client
 	var leases []scenarios.Lease
@@ -342,7 +338,6 @@ func (c *check) endsByLoss(loss lossFault) bool {
 	return endsAlone(leases[1], leases[0])
 }
 
-// renews checks that leases are renewed for as long as hold.
 func (c *check) renews(hold time.Duration) bool {
 	says, began := "hadn't been renewed; is Service.NoRenew missing?", time.Now()
 	for range 3 { // a stall of the machine may end one
@@ -367,7 +362,6 @@ func (c *check) renews(hold time.Duration) bool {
 	return false
 }
 
-// sameClient checks that nothing else that the holder's client does ends its renewals.
 func (c *check) sameClient() {
 	calls := map[string]func(a *client, key, held string, old scenarios.Lease){
 		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) },
@@ -399,7 +393,6 @@ func (c *check) sameClient() {
 	c.together(parts...)
 }
 
-// restarts checks that renewals start again after a client had no lease for a moment.
 func (c *check) restarts() {
 	const moments = 10
 	var ended [moments]atomic.Int32
@@ -434,8 +427,7 @@ func (c *check) restarts() {
 	}
 }
 
-// many checks that a client renews all its leases in time: despite slow replies, not one after the other, and not just one batch.
-// Each lease is ttls TTLs long.
+// many checks renewals of many leases, which are ttls TTLs long.
 func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 	const few = 16
 	var says string
@@ -491,7 +483,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 }
 
 // keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is
-// an earlier lease that was released or expired.
+// an earlier lease of key.
 func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held string, old scenarios.Lease)) {
 	ended := thrice{c: c, last: time.Now()}
 	c.often(func() (sure bool) {
@@ -573,7 +565,7 @@ func holderReturns(c *check) {
 	}
 }
 
-// toldAndRenewed has broken connections end a lease whose renewals then reach the servers again.
+// toldAndRenewed: after broken connections have ended a lease, its renewals reach the servers again.
 func (c *check) toldAndRenewed() {
 	if c.k.Service.NoRenew {
 		return

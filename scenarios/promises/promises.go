@@ -153,7 +153,7 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 	return report, nil
 }
 
-// works checks the adapter, whose errors would look like broken promises, and returns why hazards can't run, if so.
+// works checks the adapter, and returns why hazards can't run, if so.
 func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 	asked := time.Now()
 	row := k.check(ctx, promise{check: func(c *check) { //nolint:contextcheck // it is the check's

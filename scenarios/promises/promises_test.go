@@ -32,7 +32,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// kit uses a server in this process, over TCP.
 func kit(t *testing.T, open scenarios.Open) promises.Kit {
 	t.Helper()
 	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded})
@@ -397,7 +396,7 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// Each defect is detected by the promises in want and by no others, except perhaps expensive ones.
+// Each defect is detected by the promises in want and, except perhaps for the dear ones, by no others.
 func TestBrokenOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -586,7 +585,6 @@ func TestAdapterPanics(t *testing.T) {
 	}
 }
 
-// A constructor that ignores its context is reported, and what it returns later is closed.
 func TestOpenHangs(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, nil, func(t *testing.T, k promises.Kit) {
@@ -602,7 +600,6 @@ func TestOpenHangs(t *testing.T) {
 	})
 }
 
-// An inconclusive check is repeated when nothing else runs.
 func TestCheckedAgain(t *testing.T) {
 	t.Parallel()
 	var opened atomic.Int32
@@ -617,7 +614,6 @@ func TestCheckedAgain(t *testing.T) {
 	})
 }
 
-// Over TCP and in real time, the kit finds the same.
 func TestTCP(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct{ only, broken []string }{
@@ -630,7 +626,6 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// A lock without tokens differs from one without a verdict.
 func TestHeadline(t *testing.T) {
 	data := map[history.Fencing]history.Verdict{history.FencingOff: history.Violated}
 	r := promises.Report{Lock: "mine", NoTokens: true, Hazards: []promises.Row{{Data: data}}}
@@ -679,12 +674,12 @@ func TestStrict(t *testing.T) {
 	for name, c := range map[string]struct {
 		open scenarios.Open
 		only []string
-		want string // "": passes
+		want string
 	}{
 		"broken": {open(func(s *simple) { s.plainDelete = true }), []string{"CloseEnds", "ReleaseRepeated"}, ": ReleaseRepeated\n"},
 		"no result": {func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 			l, err := open(func(*simple) {})(ctx, s)
-			if s.TTL == time.Second { // not in the trial
+			if s.TTL == time.Second {
 				err = stalls
 			}
 			return l, err
@@ -733,7 +728,6 @@ func TestRecord(t *testing.T) {
 	require.False(t, lines.More())
 }
 
-// brittle is a lock that fails after left calls of TryAcquire.
 type brittle struct {
 	scenarios.Lock
 	left *atomic.Int32

@@ -35,7 +35,7 @@ const (
 // Row is the result of one promise or hazard.
 type Row struct {
 	Promise  string  `json:"promise"`
-	Text     string  `json:"text"` // as a sentence
+	Text     string  `json:"text"`
 	Verdict  Verdict `json:"verdict"`
 	Why      string  `json:"why,omitempty"` // what happened, why it can't be checked, or an observation
 	Excluded bool    `json:"-"`             // ruled out by the lock, the servers or the platform
@@ -121,7 +121,7 @@ var pageText string
 
 var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
-// record appends the report to a file, with the version of its module, which a test binary doesn't know.
+// record appends the report to a file, with its module's version, which a test binary doesn't know.
 func (r *Report) record(ctx context.Context, file string) error {
 	if r.Module != "" {
 		out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Path}} {{.Version}}", r.Module).Output() //nolint:gosec // the test's own

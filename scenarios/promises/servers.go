@@ -179,7 +179,7 @@ func (c *check) spares(i int, fault linkFault, isNew bool) error {
 			return err
 		}
 	} else if cl, err = c.open(c.k.TTL); err == nil {
-		c.gets(cl) // connects
+		c.gets(cl)
 		err = lose(cl)
 	}
 	if err != nil {
@@ -201,8 +201,7 @@ func (c *check) spares(i int, fault linkFault, isNew bool) error {
 	}
 }
 
-// freesWithout returns why nobody gets a lock whose holder released it while the i-th server refused connections: the release may
-// have stopped there, and left the lock on the others.
+// freesWithout returns why nobody gets a lock whose holder released it while the i-th server refused connections.
 func (c *check) freesWithout(i int) error {
 	if c.k.Fixed { // the lease expires within the limit
 		return nil
@@ -235,7 +234,7 @@ func (c *check) freesWithout(i int) error {
 	return nil
 }
 
-// leavesNothing loses the i-th server's reply to a grant. It returns why, after the release, a client that the next server
+// leavesNothing loses the i-th server's reply to a grant, and returns why, after the release, a client that the next server
 // refuses doesn't get the lock: the i-th may still have it.
 func (c *check) leavesNothing(i int) error {
 	if c.k.Fixed { // the lease expires within the limit
@@ -251,7 +250,7 @@ func (c *check) leavesNothing(i int) error {
 		c.unsure("%v", err)
 		return nil
 	}
-	c.gets(a) // connects it; b is connected below
+	c.gets(a)
 	heal, err := c.injected(&client{links: a.links[i : i+1]}, (*faults.Link).LoseReplies)
 	if err != nil {
 		c.unsure("%v", err)
@@ -341,7 +340,7 @@ func (c *check) forget(keys ...string) {
 	}
 }
 
-// lost checks what happens after lose has removed at least the locks of keys from the servers.
+// lost checks what happens after lose has removed at least the locks of keys.
 func (c *check) lost(after string, lose func(keys ...string)) {
 	stopped := thrice{c: c, last: time.Now()}
 	renewed := func(cl *client) (lasts bool) {
@@ -363,7 +362,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		c.connect(keeper)
 		key, brief, known, queued := newKey(), newKey(), newKey(), newKey()
 		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
-		c.free(c.take(early, known)) // connects
+		c.free(c.take(early, known))
 		c.take(c.lasting(), queued)
 		waiting := c.lasting()
 		c.connect(waiting)
@@ -408,14 +407,14 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		if !c.k.Service.NoTokens && later.Fence() <= old.Fence() {
 			c.notes("after %s the next token was %d, and the one before %d: a store that checks tokens will refuse later holders until somebody raises the lock's counter", after, later.Fence(), old.Fence())
 		}
-		for range 3 { // it may have to reconnect
+		for range 3 {
 			err = c.briefly(releasing(old)).err
 			sure = c.still(later, other, key, after+", and a lease from before was released,")
 			if err == nil || errors.Is(err, dlock.ErrLost) || c.isDecided() {
 				break
 			}
 		}
-		for range 3 { // likewise; a lock that can't release any more breaks the promise
+		for range 3 { // a lock that can't release any more breaks the promise
 			if err := c.do(later.Release); err == nil || errors.Is(err, dlock.ErrLost) {
 				break
 			}

@@ -26,7 +26,7 @@ type simple struct {
 	redis *redis.Client
 	ttl   time.Duration
 
-	plainDelete  bool // a release doesn't check the owner
+	plainDelete  bool
 	oneOwner     bool // a client has one owner for all its grants
 	lateUntil    bool // a lease is counted from its reply
 	queued       bool // the server counts a lease from the start of the wait
@@ -35,46 +35,46 @@ type simple struct {
 	patternHeld  bool // a key is held if a prefix of it is
 	randomTokens bool
 	deaf         bool // calls ignore their contexts
-	deafClose    bool // Close releases all leases, and waits for that
-	queue        bool // waiters queue, and leave only if the server replies
-	opaque       bool // TryAcquire doesn't return ErrHeld
-	neverEnds    bool // a lease's context doesn't end
-	tied         bool // a lease's context ends with that of its acquisition
+	deafClose    bool // waits for the release of all leases
+	queue        bool // waiters leave only if the server replies
+	opaque       bool // no ErrHeld
+	neverEnds    bool // a lease's context
+	tied         bool // a lease's context, to that of its acquisition
 	loadedOnce   bool // the release's script is loaded only by open
 	pings        int  // extra messages of an acquisition
 	ttlAgain     bool // and then two that set the TTL again
 	claimsTwice  bool // an acquisition first marks the key without a TTL
 	sweeps       bool // a waiter frees an expired lease in another message
-	everybody    bool // TryAcquire always succeeds
-	getThenSet   bool // a waiter checks the key, and then sets it
+	everybody    bool
+	getThenSet   bool // by waiters
 	oneLock      bool
 	endless      bool // Until is zero
 	releaseOnce  bool // one owner; an expired lease isn't released, nor one twice unless the reply was lost
-	saysNothing  bool // a release returns no error
+	saysNothing  bool // on release
 	sendsOnce    bool // one owner; a release is sent once, unless the lease has expired
 	shortForEver bool // a TTL below a millisecond means none, and its grant is an error
 	absolute     bool // the server gets the expiry by the client's clock
 	tokenOwner   bool // a grant's owner is its token
 	reentrant    bool
-	tokenAfter   bool   // the token is minted in another message, after the grant
-	tokenRead    bool   // the token is read in another message, after the grant
-	clockToken   bool   // the token is the server's time
-	tokenFirst   bool   // the token is minted in another message, before the wait
-	tokenByOwner bool   // the token grows only when the client changes
-	tokenEnds    bool   // the token's counter expires with the lease
-	single       bool   // a grant frees its client's other lock, as MySQL's GET_LOCK once did
-	short        bool   // a TTL has 32 bits
-	subscribed   bool   // waiters retry on a notification or when the lease has expired
-	session      bool   // a lock is free once its holder is disconnected
-	anyServer    bool   // any reachable server will do
-	leaks        bool   // each call leaks a goroutine
-	leaksClosed  bool   // a closed client leaks a goroutine
-	waitsOn      bool   // a waiter of a closed client waits on
-	late         bool   // a release does nothing if its context has ended
-	asksFirst    bool   // a release first asks for the owner in another message
-	tryTakes     bool   // a failed try leaves its owner
-	tryExtends   bool   // a failed try prolongs the lease
-	tryConnects  bool   // a failed try leaves a connection
+	tokenAfter   bool // minted in another message
+	tokenRead    bool // in another message, after the grant
+	clockToken   bool // the server's time
+	tokenFirst   bool // minted in another message, before the wait
+	tokenByOwner bool // grows only when the client changes
+	tokenEnds    bool // the counter expires with the lease
+	single       bool // a grant frees its client's other lock, as MySQL's GET_LOCK once did
+	short        bool // a TTL has 32 bits
+	subscribed   bool // waiters retry on a notification or when the lease has expired
+	session      bool // a lock is free once its holder is disconnected
+	anyServer    bool // any reachable server will do
+	leaks        bool // a goroutine per call
+	leaksClosed  bool // a goroutine per closed client
+	waitsOn      bool
+	late         bool // a release does nothing if its context has ended
+	asksFirst    bool // a release first asks for the owner in another message
+	tryTakes     bool // a failed try leaves its owner
+	tryExtends   bool
+	tryConnects  bool
 	majority     bool   // several servers, whose tokens differ
 	unlimited    bool   // and requests to one of them have no time limit of their own
 	anyRenewal   bool   // and one of them is enough to renew a lease
@@ -90,12 +90,12 @@ type simple struct {
 	noRelease    bool
 	dropsGrant   bool // a wait that is cancelled as it is granted the lock keeps it
 	waitCloses   bool // a cancelled wait ends what its client holds, as the end of a session does
-	panics       bool // the second release of a lease panics
-	tryDeletes   bool // a try without a reply deletes the lock, whoever holds it
-	lateDeletes  bool // a grant that comes after its lease deletes the lock, whoever holds it
-	lateWaited   bool // a lease that was waited for is counted from its reply
+	panics       bool
+	tryDeletes   bool // without a reply, whoever holds the lock
+	lateDeletes  bool // a grant that comes after its lease, whoever holds the lock
+	lateWaited   bool
 	cleansUp     bool // one owner, and a failed try is undone for a while
-	callTime     bool // the token is the client's time before its request
+	callTime     bool // the client's time before its request
 	lost         bool // a release is forgotten if the client is closed within half a second
 	tires        bool // the 20th release of a lock does nothing
 	mutexes      bool // a failed acquisition leaves its client's mutex of the key locked
@@ -117,13 +117,13 @@ type simple struct {
 	failsOpen    bool          // an acquisition without a reply is granted
 	polls        time.Duration // how often waiters poll; 0: 10 ms
 	fromWait     bool          // the holder counts a lease from the start of its wait
-	leavesAll    bool          // a waiter that leaves ends its client's other subscriptions; those waiters then wait for the lease to expire
+	leavesAll    bool          // a waiter that leaves ends its client's other subscriptions, as in endsOthers
 	left         sync.Map
 	forgets      bool // waiters queue, and lose their position after four seconds
 	timers       bool // the timer of a released lease ends its client's next
 	latest       sync.Map
-	lostStays    bool // a lost lease leaks a goroutine
-	tryKeeps     bool // a failed try keeps one of its client's 20 connections
+	lostStays    bool // its goroutine
+	tryKeeps     bool // one of its client's 20 connections
 	mixes        bool // the late reply of an abandoned call is taken for the next call's
 	replies      chan reply
 	claims       bool // after a failed try, one that finds the lock held takes it for its own
@@ -134,7 +134,7 @@ type simple struct {
 	holds        [256]atomic.Int32
 	restless     bool // renewals don't start again within 400 ms of the last release
 	lastRelease  atomic.Int64
-	closeFrees   bool                    // Close releases all leases without telling their holders
+	closeFrees   bool                    // frees all leases without telling their holders
 	repeats      bool                    // a call whose connection breaks is sent again, by another owner
 	counts       bool                    // likewise, and grants are counted
 	hash         func(key []byte) uint32 // replaces the key
@@ -153,8 +153,8 @@ type simple struct {
 	script     *redis.Script // of renewals
 	hopes      bool          // a failed renewal by hand prolongs the lease for its holder
 	spares     bool          // a majority's release skips the servers that didn't reply
-	closeStays bool          // a lease that is held at Close leaks a goroutine
-	renewOnce  bool          // the renewals' script is loaded only by open
+	closeStays bool          // the goroutine of a held lease
+	renewOnce  bool
 
 	ahead    *atomic.Int64
 	released atomic.Int32
@@ -178,12 +178,12 @@ const (
 	renewOverwrites // whoever holds it, and replaces the owner
 	renewSeconds    // takes the TTL's seconds as milliseconds
 	renewLate       // counted from its reply
-	renewAsks       // first asks for the owner in another message
+	renewAsks
 	renewRegardless // also when the server says that there is no lease
 	renewToRelease  // until its client releases any lease
 	renewPretends   // as renewToRelease, and the holder isn't told
 	renewForEver    // also when the lease is over and the client closed
-	renewTied       // until the context of its acquisition ends
+	renewTied
 	renewNothing
 	renewVersion    // changes the value, which the release doesn't know
 	renewUntold     // the holder of a renewed lease isn't told that it is lost
@@ -196,11 +196,11 @@ const (
 	renewUpserts    // once more after the release, and even if nobody holds it
 	renewUnreleased // until a release has succeeded
 	renewKeyOnce    // not keys of which the client has lost a lease
-	renewInTurn     // a client's leases one after the other
-	renewDespite    // though the holder has been told of the loss; the lease isn't released then
-	renewStays      // a renewal that is under way at the release leaks a goroutine
-	renewVersions   // as renewVersion, and the release knows those that got a reply
-	renewGroup      // until one of the client's concurrent leases is lost
+	renewInTurn
+	renewDespite  // though the holder has been told of the loss; the lease isn't released then
+	renewStays    // a renewal that is under way at the release leaks a goroutine
+	renewVersions // as renewVersion, and the release knows those that got a reply
+	renewGroup    // until one of the client's concurrent leases is lost
 )
 
 type lease struct {
@@ -224,13 +224,12 @@ const (
 	handRight   byHand = iota
 	handBlindly        // prolongs any lease
 	handTakes          // takes a free lock
-	handShort          // for half of the TTL
-	handLate           // the holder counts it from its reply
+	handShort
+	handLate // the holder counts it from its reply
 	handNothing
-	handAsks // asks for the owner in another message, then prolongs the lease
+	handAsks
 )
 
-// Renew restarts the lease.
 func (l *lease) Renew(ctx context.Context) (err error) {
 	if l.s.busy {
 		defer keeps(ctx, l.renewing, &err)()
@@ -427,7 +426,6 @@ func keeps(ctx context.Context, turn chan struct{}, err *error) (end func()) {
 	}
 }
 
-// insist retries f.
 func (s *simple) insist(ctx context.Context, f func(ctx context.Context) error) {
 	for range 30 {
 		time.Sleep(100 * time.Millisecond)
@@ -847,7 +845,6 @@ func (l *lease) renew(ctx context.Context) {
 	}
 }
 
-// runs returns how to run a script that renews.
 func (s *simple) runs(script *redis.Script) func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd {
 	if s.renewOnce {
 		return script.EvalSha
@@ -956,7 +953,7 @@ func grantsRefused(ctx context.Context, s *simple, key string, acquire func() (s
 	return l, err
 }
 
-// granted is a lease that no server knows of.
+// granted returns a lease that no server knows of.
 func (s *simple) granted(ctx context.Context, key string) *lease {
 	until := time.Now().Add(s.ttl)
 	l := &lease{s: s, key: key, fence: 1}
@@ -1112,14 +1109,13 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 			}
 		}
 		select {
-		case <-time.After(11 * time.Millisecond): // avoids the moment when the servers lose their data: a try could follow an older check
+		case <-time.After(11 * time.Millisecond): // never when the servers lose their data: a try could follow an older check
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
 }
 
-// allHeld returns the leases that its defect needs.
 func (s *simple) allHeld() []*lease {
 	s.heldMu.Lock()
 	defer s.heldMu.Unlock()
@@ -1323,7 +1319,6 @@ var says = redis.NewScript(`
 	if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
 	redis.call('publish', KEYS[1] .. ':free', 1) return redis.call('del', KEYS[1])`)
 
-// tells has a release notify waiters.
 func tells(ctx context.Context, l *lease, _ func() error) error {
 	n, err := says.Run(ctx, l.s.redis, []string{l.key}, l.value).Int()
 	if err == nil {
@@ -1379,7 +1374,6 @@ func asksOn(ctx context.Context, l *lease, free func() error) error {
 	return free()
 }
 
-// insists has a failed release delete the lock later, whoever holds it.
 func insists(ctx context.Context, l *lease, free func() error) error {
 	err := free()
 	if err != nil && !errors.Is(err, dlock.ErrLost) {

@@ -25,7 +25,6 @@ import (
 
 func init() { redis.SetLogger(quiet{}) }
 
-// quiet drops go-redis's log.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
@@ -41,7 +40,7 @@ type network struct {
 
 type networkKey struct{}
 
-// link makes a link. Its address must be an IP literal: nothing resolves names in virtual time.
+// link's address must be an IP literal: nothing resolves names in virtual time.
 func (n *network) link(to scenarios.Node) (*faults.Link, string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -93,7 +92,6 @@ func (n *network) fault(_ context.Context, st scenarios.Step) error {
 	return nil
 }
 
-// virtually runs f in virtual time, with a kit of n servers.
 func virtually(t *testing.T, n int, open scenarios.Open, f func(t *testing.T, k promises.Kit)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -123,7 +121,7 @@ func virtually(t *testing.T, n int, open scenarios.Open, f func(t *testing.T, k 
 	})
 }
 
-// requireBroken checks that exactly the promises in broken are broken, of those that can be checked.
+// requireBroken also requires that all other promises that can be checked are kept.
 func requireBroken(t *testing.T, r *promises.Report, broken ...string) {
 	t.Helper()
 	for _, row := range r.Rows {

@@ -85,8 +85,7 @@ func waiterServed(c *check) {
 	}
 }
 
-// waiting starts n waiters for a held key, and returns when all have returned. The i-th is cancelled when leave(i) returns. It is
-// unsure if none waited until then.
+// waiting has n waiters wait for a held key; the i-th is cancelled when leave(i) returns. It is unsure if none waited until then.
 func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, leave func(i int)) {
 	var wg sync.WaitGroup
 	var stood atomic.Int32
@@ -143,7 +142,6 @@ func waiterCancelled(c *check) {
 	}
 }
 
-// freeAfter checks that the lock comes free, for others and for the client whose waiters have left.
 func (c *check) freeAfter(l scenarios.Lease, cl *client, key string, waiters int, how string) {
 	if c.isDecided() {
 		return
@@ -181,7 +179,6 @@ func (c *check) cancelledAtGrant() {
 	c.comesFree(other, key, "a waiter was cancelled as it was granted the lock,")
 }
 
-// othersCall checks that a cancelled wait leaves its client's other locks alone.
 func (c *check) othersCall() {
 	for _, fault := range []linkFault{nil, (*faults.Link).LoseReplies} {
 		c.often(func() (sure bool) {
@@ -215,7 +212,7 @@ func waitersCutOff(c *check) {
 		defer close(left)
 		c.waiting(b, key, l, waiters, func(int) { <-cut.Done() }) //nolint:contextcheck // it has the check's
 	}()
-	time.Sleep(c.k.TTL / 2) // most of them wait by then
+	time.Sleep(c.k.TTL / 2)
 	heal := c.inject(b, (*faults.Link).Cut)
 	leave()
 	<-left
@@ -223,7 +220,6 @@ func waitersCutOff(c *check) {
 	c.freeAfter(l, b, key, waiters, "were cut off")
 }
 
-// ownWaiters has callers wait for a lock that their own client holds. It must be able to release it, and to acquire others.
 func (c *check) ownWaiters() {
 	const n, others = 6, 24
 	b, key, theirs := c.times(10), newKey(), newKey()
@@ -259,7 +255,6 @@ func (c *check) ownWaiters() {
 	}
 }
 
-// failedBefore has a client wait for a lock after an earlier wait has failed.
 func (c *check) failedBefore(how string, fault linkFault) {
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
@@ -274,7 +269,7 @@ func (c *check) failedBefore(how string, fault linkFault) {
 	}
 }
 
-// releasedBetween releases a lock between two messages of a client that begins to wait for it, which may miss the notification.
+// releasedBetween: a client that begins to wait may miss the notification.
 func (c *check) releasedBetween() {
 	const messages, delay = 6, 5 * pause
 	a := c.lasting()
@@ -294,7 +289,6 @@ func (c *check) releasedBetween() {
 	})
 }
 
-// polls checks whether a waiter polls without a pause.
 func (c *check) polls() {
 	const most = 200
 	a, b, key := c.lasting(), c.client(), newKey()
@@ -355,7 +349,6 @@ func (c *check) longWaiter(what string, fault linkFault) {
 
 const underWay = " while a renewal was under way"
 
-// released checks that a release frees the lock before the lease would have expired, and that no renewal takes it back.
 func (c *check) released(circumstance string) {
 	const again = "held again by nobody"
 	how, began := "", time.Now()
