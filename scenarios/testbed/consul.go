@@ -41,7 +41,6 @@ func consulCommand(_ context.Context, at placement) (command, error) {
 	return command{Args: append(args, at.More...)}, nil
 }
 
-// consulReady creates and destroys a session.
 func consulReady(ctx context.Context, addr, _ string, _ bool) (version string, err error) {
 	var session struct{ ID string }
 	if err := askJSON(ctx, http.MethodPut, addr, "/v1/session/create", &session); err != nil {

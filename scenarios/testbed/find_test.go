@@ -11,7 +11,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// ending is a test that records its end.
 type ending struct{ how string }
 
 func (e *ending) Helper() {}
@@ -28,7 +27,7 @@ func end(err error) string {
 
 // On a machine without servers tests are skipped, with a command that provides them.
 func TestNeed(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // with nothing in it
+	t.Setenv("PATH", t.TempDir())
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
 	t.Setenv(testbed.EnvStrict, "")
 	for _, name := range []string{"REDIS", "ETCD", "S3", "DYNAMODB", "CONSUL"} {

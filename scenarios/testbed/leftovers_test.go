@@ -16,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Nothing is left of a process that was killed, and what another has stays.
 func TestKilled(t *testing.T) {
 	for _, c := range []struct {
 		server   string
@@ -53,7 +52,6 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// The signal arrives during the start.
 func TestInterruptedStart(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
@@ -87,7 +85,7 @@ func TestWatchdogKills(t *testing.T) {
 	require.Eventually(t, func() bool { return len(entries(t, c.tmp)) == 0 }, time.Minute, 10*time.Millisecond)
 }
 
-// Once a server has ended, its process id may be another's.
+// Once a server has ended, its process id may be reused.
 func TestChildForgotten(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
@@ -109,7 +107,6 @@ func TestChildForgotten(t *testing.T) {
 	}
 }
 
-// A line is a directory to remove.
 func TestWatchdogReadsLines(t *testing.T) {
 	tmp := filepath.Join(t.TempDir(), "two\nlines")
 	require.NoError(t, os.Mkdir(tmp, 0o700))

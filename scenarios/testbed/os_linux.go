@@ -20,7 +20,7 @@ func children() (map[int][]int, error) {
 	for _, file := range files {
 		stat, err := proc.Stat(file)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // ended since
+			continue // it has ended
 		}
 		if err != nil {
 			return nil, err

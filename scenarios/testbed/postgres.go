@@ -64,8 +64,8 @@ func postgresCommand(ctx context.Context, at placement) (command, error) {
 	return command{Path: argv[0], Args: argv}, nil
 }
 
-// unprivileged returns the start of a command line that runs a program as a user other than root, as PostgreSQL demands, in the
-// same process and with access to dir; empty if this process isn't root's.
+// unprivileged returns a command prefix that runs a program as a user other than root, as PostgreSQL demands, in the same process
+// and with access to dir; empty if this process isn't root's.
 //
 // In a user namespace root has another name and keeps its files. Elsewhere, as in many containers, another user gets dir and the
 // capability to enter root's directories. setpriv sets the parent-death signal again.
@@ -80,7 +80,7 @@ func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		return nil, fmt.Errorf("PostgreSQL refuses to run as root: run this as another user, or: apt-get install util-linux: %w", err)
 	}
-	other, err := user.Lookup("postgres") // initdb wants a user that exists
+	other, err := user.Lookup("postgres") // initdb requires an existing user
 	if err != nil {
 		other, err = user.Lookup("nobody")
 	}
@@ -101,8 +101,8 @@ func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	}, nil
 }
 
-// postgresReady returns the version. It also marks a local process's shared memory segment for removal: a killed server would leak
-// it.
+// postgresReady returns the version. It also marks a local process's shared memory segment for removal: a killed server would
+// leak it.
 func postgresReady(ctx context.Context, _, url string, local bool) (string, error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

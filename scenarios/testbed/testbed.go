@@ -1,6 +1,5 @@
-// Package testbed starts the real servers that scenarios run against. No server outlives the process: if the process ends without
-// a Close, for whatever reason, a watchdog removes its servers and directories within seconds. To remove containers it needs the
-// docker command.
+// Package testbed starts the real servers that scenarios run against. No server outlives the process: however it ends, a watchdog
+// removes its servers and directories within seconds. To remove containers it needs the docker command.
 //
 // The environment chooses the [Provider] of servers:
 //
@@ -9,8 +8,8 @@
 //	FENCELAB_REDIS_SERVER   local: the path of redis-server
 //	FENCELAB_REDIS_ADDR     external: host:port, or a redis:// or rediss:// URL; of several servers, separated by commas
 //
-// The same variables exist for ETCD, ZOOKEEPER (zkServer.sh), CONSUL, POSTGRES (postgres, beside initdb), S3 (versitygw) and DYNAMODB
-// (minidyn). The last two have http:// or https:// URLs, with credentials or those of AWS_ACCESS_KEY_ID and
+// The same variables exist for ETCD, ZOOKEEPER (zkServer.sh), CONSUL, POSTGRES (postgres, beside initdb), S3 (versitygw) and
+// DYNAMODB (minidyn). The last two have http:// or https:// URLs, with credentials or those of AWS_ACCESS_KEY_ID and
 // AWS_SECRET_ACCESS_KEY.
 package testbed
 
@@ -53,7 +52,7 @@ func parseProvider(s string) (Provider, error) {
 	return "", fmt.Errorf("testbed: provider %q is none of %s", s, strings.Join(names, ", "))
 }
 
-// poll retries try, with a second for each in case a packet is lost, until it returns nil or a [permanent] error, or ctx ends.
+// poll retries try, for a second each in case a packet is lost, until it returns nil or a [permanent] error, or ctx ends.
 func poll(ctx context.Context, try func(context.Context) error) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -78,7 +77,6 @@ func poll(ctx context.Context, try func(context.Context) error) error {
 	}
 }
 
-// permanent marks an error that ends a poll.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }

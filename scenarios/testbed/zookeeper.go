@@ -63,7 +63,7 @@ func zooKeeperCommand(_ context.Context, at placement) (command, error) {
 	c := command{
 		Args: []string{filepath.Base(at.Path), "start-foreground", config},
 		Env: []string{"JMXDISABLE=true", "SERVER_JVMFLAGS=" + strings.Join([]string{
-			"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // starts fast, and has little to do
+			"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // starts fast
 			"-XX:-UsePerfData", // no file in /tmp
 			"-Djava.net.preferIPv4Stack=true",
 			// Only to the console; the last value counts.
@@ -91,12 +91,12 @@ func zooKeeperConfig(at placement) string {
 		"maxClientCnxns=0", // unlimited: all clients come from one address
 		"tickTime=" + strconv.FormatInt(zooKeeperTick.Milliseconds(), 10),
 		"maxSessionTimeout=" + strconv.FormatInt(time.Hour.Milliseconds(), 10),
-		"initLimit=50",                            // ticks for a follower to catch up
-		"syncLimit=5",                             // ticks without an answer before a leader or follower is dropped
-		"preAllocSize=1024",                       // KiB of a log file, instead of 64 MiB
-		"forceSync=no",                            // data survive a kill, not a power failure
-		"admin.enableServer=false",                // it has a port of its own
-		"4lw.commands.whitelist=*",                // all four-letter commands
+		"initLimit=50",             // ticks for a follower to catch up
+		"syncLimit=5",              // ticks without an answer before a leader or follower is dropped
+		"preAllocSize=1024",        // KiB of a log file, instead of 64 MiB
+		"forceSync=no",             // data survive a kill, not a power failure
+		"admin.enableServer=false", // it has a port of its own
+		"4lw.commands.whitelist=*",
 		"cnxTimeout=500",                          // ms to connect to a peer in an election; 5 s by default
 		"electionPortBindRetry=1",                 // a taken port is retried elsewhere, by this package
 		"fastleader.maxNotificationInterval=1000", // ms between repeated votes; a minute by default
