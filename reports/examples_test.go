@@ -19,7 +19,7 @@ func TestExample(t *testing.T) {
 	const file = "dlock/redislock/example_test.go"
 	source, err := os.ReadFile("../" + file)
 	require.NoError(t, err)
-	_, code, _ := strings.Cut(string(source), "\n\n") // behind the package
+	_, code, _ := strings.Cut(string(source), "\n\n") // after the package clause
 	code, _, _ = strings.Cut(code, "\n// The lock from the connection")
 	for _, its := range []string{"log", "github.com/alicebob/miniredis/v2"} {
 		code = strings.Replace(code, "\t\""+its+"\"\n", "", 1)
@@ -88,7 +88,6 @@ func TestNames(t *testing.T) {
 	require.Greater(t, checked, 80, "names")
 }
 
-// declares reports whether the package in dir declares an identifier.
 func declares(t *testing.T, dir, name string) bool {
 	t.Helper()
 	files, err := filepath.Glob(dir + "/*.go")
@@ -103,7 +102,7 @@ func declares(t *testing.T, dir, name string) bool {
 	return false
 }
 
-// TestRecordedResults checks what the late write's page says of where it was recorded, except the machine.
+// TestRecordedResults checks where the late write's page says that it was recorded, except the machine.
 func TestRecordedResults(t *testing.T) {
 	const dir = "results/late-write"
 	var said []string

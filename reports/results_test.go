@@ -24,7 +24,7 @@ const (
 	matrix = "results/matrix/matrix.jsonl"
 )
 
-// histories are by folder: SCENARIO_LOCK_FENCING.jsonl.
+// histories are SCENARIO_LOCK_FENCING.jsonl, by folder.
 func histories(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob("results/*/*_*_*.jsonl")
@@ -46,7 +46,6 @@ func recordedEvents(t *testing.T, file string) []history.Event {
 	return events
 }
 
-// TestResults checks pages against their histories.
 func TestResults(t *testing.T) {
 	for dir, files := range histories(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -84,7 +83,6 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// TestPictures checks the README's pictures against the recorded page.
 func TestPictures(t *testing.T) {
 	page, err := os.ReadFile("results/pause-exceeds-ttl/timeline.html")
 	require.NoError(t, err)
@@ -152,7 +150,6 @@ var harmless = map[string]string{
 	"SecondResourceUntouched": "nobody but the stale holder has touched the second resource",
 }
 
-// TestClaims checks the pages' claims against the matrix.
 func TestClaims(t *testing.T) {
 	all := summaries(t, matrix)
 	locks := map[string]map[string]bool{}
@@ -188,8 +185,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// order reports whether each token of r is greater than the one before, whether no two are equal, and whether the last
-// is smaller than the one before.
+// order reports whether all tokens of r increase, whether no two are equal, and whether the last is smaller than the one before.
 func order(t *testing.T, r *reports.Summary) (monotonic, unique, smaller bool) {
 	t.Helper()
 	monotonic, unique = true, true

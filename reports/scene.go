@@ -10,7 +10,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// A scene is a history prepared for drawing. It knows no coordinates.
+// scene is a history prepared for drawing. It knows no coordinates.
 type scene struct {
 	run     history.Run
 	items   []item // by time; at the same instant as recorded
@@ -47,7 +47,7 @@ type lease struct {
 	until  time.Duration // end promised by the grant
 	solid  time.Duration // certainly held until here
 	end    time.Duration // certainly free from here
-	belief time.Duration // the holder knows that it is over
+	belief time.Duration // when the holder knows that it is over
 	how    ending
 }
 
@@ -143,8 +143,8 @@ func since(t, start time.Time) time.Duration {
 	return min(max(t.Sub(start), -most), most)
 }
 
-// mark finds writes that were accepted though stale, or accepted and then lost, in the order of recording and by the
-// judge's rule.
+// mark finds writes that were accepted though stale, or accepted and then lost, by the judge's rule and in the order of
+// recording.
 func (s *scene) mark(events []history.Event, lost []string) {
 	type fence struct{ token, seq uint64 }
 	greatest := make(map[string]fence)
@@ -194,8 +194,8 @@ func (it item) fault() history.Fault {
 
 func (it item) reports(name string) bool { return it.Kind == history.KindReport && it.Name == name }
 
-// roster lists the declared workers, then any others. If workers are declared, any other target of a fault is a server
-// of the lock.
+// roster lists the declared workers, then any others. If workers are declared, any other target of a fault is a server of the
+// lock.
 func (s *scene) roster() {
 	known := map[string]bool{"": true, resourceName: true}
 	add := func(name string) {
@@ -224,7 +224,7 @@ func (s *scene) atServer(it item) bool {
 	return it.Kind == history.KindFault && it.Target != resourceName && !slices.Contains(s.workers, it.Target)
 }
 
-// domain leaves out the controller's epilogue: it records what was found after the run, not when.
+// domain leaves out the controller's epilogue, whose events are of what was found after the run.
 func (s *scene) domain() {
 	first := true
 	for _, it := range s.items {
@@ -245,7 +245,7 @@ func (s *scene) faults() {
 	s.cut = s.during(history.CutOff)
 }
 
-// during pairs the faults that put their targets into a state with their undos.
+// during pairs the faults that cause a state with their undos.
 func (s *scene) during(state history.State) []span {
 	var spans []span
 	current := make(map[string]int)
@@ -266,9 +266,9 @@ func (s *scene) during(state history.State) []span {
 	return spans
 }
 
-// grants derives each lease's end. Renewals aren't reported, so a lease counts as held until its owner released it. One
-// that was never released ended at the latest when the next was granted, and at the earliest when it expired or, if its
-// holder was frozen, when the holder could last renew.
+// grants derives each lease's end. Renewals aren't reported, so a lease counts as held until its owner released it. One that was
+// never released ended at the latest when the next was granted, and at the earliest when it expired or, if its holder was frozen,
+// when the holder could last renew.
 func (s *scene) grants() {
 	for _, it := range s.items {
 		if !it.reports(history.Acquired) {
@@ -316,8 +316,8 @@ func (s *scene) grants() {
 	}
 }
 
-// goesOn reports whether the holder of l reports more than its grant before a time. It then held the lock, and its
-// predecessor's release at that time freed nothing.
+// goesOn reports whether the holder of l reports more than its grant before a time. It then held the lock, and its predecessor's
+// release at that time freed nothing.
 func (s *scene) goesOn(l lease, before time.Duration) bool {
 	return slices.ContainsFunc(s.items[l.n:], func(it item) bool {
 		return it.Kind == history.KindReport && it.Actor == l.worker && it.at < before
@@ -333,8 +333,8 @@ func (s *scene) deleted(by item) {
 	}
 }
 
-// leaves sets belief to when the holder of l learned that its grant is over, and returns when it released the lock
-// itself, if it did.
+// leaves sets belief to when the holder of l learned that its grant is over, and returns when it released the lock itself, if it
+// did.
 func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 	limit := time.Duration(1<<63 - 1)
 	for _, later := range s.leases[i+1:] {
@@ -366,7 +366,7 @@ func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 	return 0, false
 }
 
-// The holder of l couldn't renew to the end.
+// stopped reports whether the holder of l couldn't renew to the end.
 func (s *scene) stopped(l *lease) bool {
 	if l.belief < s.to {
 		return true
@@ -379,8 +379,8 @@ func (s *scene) stopped(l *lease) bool {
 	return false
 }
 
-// match ties each write that reached the resource to its sender: the last worker granted its token, or of several with
-// that token the one whose entry it adds.
+// match ties each write that reached the resource to its sender: the last worker granted its token, or of several with that token
+// the one whose entry it adds.
 func (s *scene) match() {
 	sent := make(map[string][]time.Duration)
 	for _, it := range s.items {
@@ -497,7 +497,7 @@ func (it item) sentence() string {
 	}
 }
 
-// reportWords are what workers report, in the drawing and in the list. Without a label the drawing has the name.
+// reportWords are reports' words in the drawing and in the list. Without a label the drawing has the name.
 var reportWords = map[string]struct{ label, sentence string }{
 	history.Held:           {"found it held", "found the lock held by another"},
 	history.Read:           {"", "read the ledger"},

@@ -13,7 +13,7 @@ const (
 	near     = 36.0 // events closer than this share a stem
 )
 
-// textWidth is enough room for s in any common font; nothing is measured.
+// textWidth is an upper estimate for common fonts.
 func textWidth(s string) float64 {
 	w := 0.0
 	for _, r := range s {

@@ -16,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Run is a recorded history and its verdict.
 type Run struct {
 	Events []history.Event
 	Result history.Result
@@ -27,11 +26,11 @@ var files embed.FS
 
 var pageTemplate = template.Must(template.ParseFS(files, "page.html.tmpl", "style.css"))
 
-// Timeline writes one HTML page of the runs: verdict, drawing to scale, list of all events. Runs of the same scenario
-// share a time axis, in the order of fencing: off, on writes, on.
+// Timeline writes one HTML page of the runs: verdict, drawing to scale, list of all events. Runs of the same scenario share a
+// time axis, in the order of fencing: off, on writes, on.
 //
-// The page needs no script and no network. The same runs give the same bytes. Strings of histories are untrusted, and
-// shown as text. The page says if a history is empty or incomplete.
+// The page needs no script and no network. The same runs give the same bytes. Strings of histories are untrusted, and shown as
+// text. The page says if a history is empty or incomplete.
 func Timeline(w io.Writer, runs ...Run) error {
 	if len(runs) == 0 {
 		return errors.New("reports: no runs to draw")
@@ -104,7 +103,6 @@ func newPage(runs []Run) page {
 	return p
 }
 
-// draw uses one time axis for the group's runs.
 func (g *group) draw() {
 	from, to := g.Runs[0].scene.from, g.Runs[0].scene.to
 	for _, p := range g.Runs {

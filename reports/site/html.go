@@ -29,8 +29,7 @@ var page = template.Must(template.New("page").Parse(pageSource))
 
 var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
 
-// HTML returns a site of the results: an index, a page for each, and the files that pages link to. It needs no server
-// and no network.
+// HTML returns a static site of the results: an index, a page for each, and the files that pages link to.
 func HTML(results fs.FS) (Files, error) {
 	out := Files{}
 	pages, err := fs.Glob(results, "*/README.md")

@@ -80,7 +80,6 @@ func TestHTML(t *testing.T) {
 	}
 }
 
-// TestBrokenPage: a dead link, one out of the site, a missing chart, and a page without heading are errors.
 func TestBrokenPage(t *testing.T) {
 	for _, page := range []string{"# A\n[b](gone)\n", "# A\n[b](../README.md)\n", "# A\n![b](gone.svg)\n", "A\n"} {
 		_, err := HTML(fstest.MapFS{"README.md": {Data: []byte(page)}})
@@ -88,7 +87,6 @@ func TestBrokenPage(t *testing.T) {
 	}
 }
 
-// TestNames: names from the data are escaped.
 func TestNames(t *testing.T) {
 	line := `{"scenario":"HolderKilled","lock":"a<b","server":"","fencing":"on","ttl":"1s","verdict":"safe","stale":0,"refused":0,"lost":[],"writers":[],"tokens":[],"blocked":"1s"}`
 	files, err := Pages(fstest.MapFS{"holder-killed/runs.jsonl": {Data: []byte(line + "\n" + strings.ReplaceAll(line, "1s", "2s") + "\n")}})
@@ -193,7 +191,6 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// TestPage keeps a page's words. A table without a place, and a place without a table, are errors.
 func TestPage(t *testing.T) {
 	tables := map[string]string{"goals": "| goal |\n", "rates": "| rate |\n"}
 	const page = "# Words\n<!-- report: goals -->\nwhat was there\n<!-- end report: goals -->\nand\n<!-- report: rates -->\n<!-- end report: rates -->\nmore\n"
@@ -213,7 +210,6 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestData: impossible data is refused, and the error names the run.
 func TestData(t *testing.T) {
 	good := load.Result{Config: load.Config{Backend: "redis", Contenders: 2}, Seconds: 1}
 	lines := func(all ...load.Result) string {
