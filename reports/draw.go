@@ -91,7 +91,6 @@ func (l *lane) top() float64    { return l.y + lanePad }
 func (l *lane) bottom() float64 { return l.top() + barH }
 func (l *lane) mid() float64    { return l.top() + barH/2 }
 
-// Layers, from back to front.
 const (
 	grounds = iota
 	boxes
@@ -115,7 +114,7 @@ type chart struct {
 	network        *lane // nil: nothing was held
 	workers        []*lane
 	layer          [layers]strings.Builder
-	used           map[string]bool // classes, for the legend
+	used           map[string]bool
 }
 
 func draw(s *scene, id, title string, from, to time.Duration) *drawing {

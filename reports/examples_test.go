@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestExample: the README's snippet is a test that runs, without its Example, and short.
 func TestExample(t *testing.T) {
 	const file = "dlock/redislock/example_test.go"
 	source, err := os.ReadFile("../" + file)
@@ -46,7 +45,7 @@ var (
 
 // TestNames: identifiers, tests, files and make's targets on those pages exist.
 func TestNames(t *testing.T) {
-	dirs := map[string][]string{} // of packages, by name
+	dirs := map[string][]string{}
 	for _, root := range []string{"dlock", "resource", "scenarios", "faults"} {
 		require.NoError(t, filepath.WalkDir("../"+root, func(p string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {

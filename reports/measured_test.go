@@ -13,7 +13,6 @@ import (
 	"github.com/fencelab/fencelab/reports/site"
 )
 
-// measured reads metrics by benchmark and unit.
 func measured(t *testing.T, file string) map[string]map[string]float64 {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -39,7 +38,6 @@ func round(x float64) string {
 	return strconv.FormatFloat(x, 'f', digits, 64)
 }
 
-// TestCompareAndSwap makes the page's table from the recorded benchmark, and checks the page's claims.
 func TestCompareAndSwap(t *testing.T) {
 	const dir = "results/compare-and-swap/"
 	all := measured(t, dir+"bench.txt")

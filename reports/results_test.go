@@ -249,7 +249,7 @@ func TestPages(t *testing.T) {
 			b, err := os.ReadFile(page)
 			require.NoError(t, err)
 			for _, name := range command.FindAllString(string(b), -1) {
-				requireTest(t, "", name) // or the beginning of one, as -run has it
+				requireTest(t, "", name) // or the beginning of one
 			}
 			var own []reports.Summary
 			for _, file := range recorded[filepath.Dir(page)] {
@@ -363,7 +363,6 @@ func TestHolderKilledTable(t *testing.T) {
 	region(t, dir+"README.md", "table: blocked", table(strings.Join(head, " | "), rows...))
 }
 
-// TestClockSkewTable makes the clock sweep's table from the subtests that passed; each requires what its cell says.
 func TestClockSkewTable(t *testing.T) {
 	const dir = "results/redlock/"
 	passed, err := os.ReadFile(dir + "clock-skew.txt")
@@ -375,7 +374,7 @@ func TestClockSkewTable(t *testing.T) {
 		for i, by := range steps {
 			require.Contains(t, string(passed), fmt.Sprintf("--- PASS: TestClockSkew/%d_nodes_ahead_by_%s ", n, by))
 			cell := "one holder"
-			if n >= 3 && i >= 4 { // as the test has it
+			if n >= 3 && i >= 4 {
 				cell = "**two**, late write refused"
 			}
 			row = append(row, cell)
@@ -385,11 +384,10 @@ func TestClockSkewTable(t *testing.T) {
 	region(t, dir+"README.md", "table: clock skew", table("clocks ahead | "+strings.Join(steps, " | "), rows...))
 }
 
-// TestRenewalsTable checks when the successor was granted the lock.
 func TestRenewalsTable(t *testing.T) {
 	const dir = "results/renewals"
 	waits := map[string][]string{}
-	for _, file := range histories(t)[dir] { // off, on, writes
+	for _, file := range histories(t)[dir] {
 		events := recordedEvents(t, file)
 		var granted []time.Time
 		for _, e := range events {

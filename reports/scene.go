@@ -10,7 +10,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// scene is a history prepared for drawing. It knows no coordinates.
+// scene is a history prepared for drawing, without coordinates.
 type scene struct {
 	run     history.Run
 	items   []item // by time; at the same instant as recorded
@@ -139,7 +139,7 @@ func (s *scene) number(events []history.Event) {
 
 // since is clamped so that differences of two results don't overflow.
 func since(t, start time.Time) time.Duration {
-	const most = time.Duration(1) << 61 // 73 years
+	const most = time.Duration(1) << 61
 	return min(max(t.Sub(start), -most), most)
 }
 
@@ -245,7 +245,6 @@ func (s *scene) faults() {
 	s.cut = s.during(history.CutOff)
 }
 
-// during pairs the faults that cause a state with their undos.
 func (s *scene) during(state history.State) []span {
 	var spans []span
 	current := make(map[string]int)
@@ -324,7 +323,6 @@ func (s *scene) goesOn(l lease, before time.Duration) bool {
 	})
 }
 
-// deleted ends the lease that another worker's release freed.
 func (s *scene) deleted(by item) {
 	for i := range s.leases {
 		if l := &s.leases[i]; l.worker != by.Actor && l.from <= by.at && by.at < l.end {
@@ -366,7 +364,6 @@ func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 	return 0, false
 }
 
-// stopped reports whether the holder of l couldn't renew to the end.
 func (s *scene) stopped(l *lease) bool {
 	if l.belief < s.to {
 		return true

@@ -53,7 +53,7 @@ func (n note) width() float64 {
 
 type stack struct {
 	rows  []note
-	x, x1 float64 // the first event and the last
+	x, x1 float64
 	left  bool    // the rows are left of the first event, not right of the last
 	a, b  float64 // the interval that it covers
 	base  int     // rows left free above its first

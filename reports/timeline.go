@@ -45,7 +45,6 @@ func Timeline(w io.Writer, runs ...Run) error {
 	return nil
 }
 
-// The template's data.
 type (
 	page struct {
 		Title  string

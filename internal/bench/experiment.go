@@ -69,7 +69,6 @@ func ReadExperiment(dir string) (*Experiment, []load.Config, error) {
 	return e, configs, nil
 }
 
-// Configs returns the runs in order.
 func (e *Experiment) Configs() (all []load.Config, err error) {
 	for name := range e.Servers {
 		if !slices.Contains(locks.Names(), name) {
@@ -171,17 +170,17 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *ui
 			_, _ = fmt.Fprintln(progress, s.Text)
 		}
 	}
-	partial := file + ".partial" // in case not all runs are made
+	partial := file + ".partial"
 	saved, err := os.OpenFile(partial, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, saved.Close()) }()
 	id := uuid.NewString()[:8] // leases left behind by an earlier run have other keys
-	var faults []error         // returned at the end: they are results, too
+	var faults []error         // returned at the end
 	for i, c := range todo {
 		s := started[Service(c.Backend)]
-		// In a process of its own, so that none starts with another's garbage.
+		// In its own process, so that none starts with another's garbage.
 		res, err := Job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.Text}.runAlone(ctx)
 		if res != nil && res.Cut {
 			res, err = nil, cmp.Or(err, errors.New("it was cut short"))

@@ -79,7 +79,6 @@ func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	return errors.Join(err, json.NewEncoder(stdout).Encode(res))
 }
 
-// runAlone runs j in a child process, which is killed if ctx ends.
 func (j Job) runAlone(ctx context.Context) (*load.Result, error) {
 	b, err := json.Marshal(j)
 	if err != nil {

@@ -24,13 +24,12 @@ import (
 // Spec is a lock and where it is.
 type Spec struct {
 	Lock       string
-	Addrs      []string // none: the usual ones on this host
+	Addrs      []string // none: the defaults on this host
 	TTL        time.Duration
 	Registerer prometheus.Registerer // for the metrics of this module's locks; may be nil
 	// How long redlock and rueidislock wait for a reply; 0: their defaults.
 	Patience time.Duration
-	// Connects to the servers, if not nil.
-	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	Dial     func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	service string
 	retry   time.Duration
@@ -153,7 +152,7 @@ func openOurs(ctx context.Context, s Spec) (load.Lock, error) {
 	return fromBackend(b, s, share)
 }
 
-// fromBackend doesn't renew leases, for a fair comparison with the other locks.
+// fromBackend has no renewals, so that leases are like those of the other locks.
 func fromBackend(b dlock.Backend, s Spec, share dlock.Share) (load.Lock, error) {
 	l, err := dlock.New(b, &dlock.Options{TTL: s.TTL, Registerer: s.Registerer, Share: share})
 	if err != nil {
@@ -176,7 +175,7 @@ func fromBackend(b dlock.Backend, s Spec, share dlock.Share) (load.Lock, error) 
 // ServerSpec is how to start a lock service.
 type ServerSpec struct {
 	Nodes int      `json:"nodes"` // of etcd and ZooKeeper: 1 or 3; 0: 3
-	Args  []string `json:"args"`  // further arguments of each server
+	Args  []string `json:"args"`
 }
 
 // Servers is a started lock service.

@@ -59,7 +59,6 @@ type owned struct {
 
 func (o owned) Close() error { return errors.Join(o.Backend.Close(), o.client.Close()) }
 
-// openRedsync uses a Mutex per acquisition, as its README does.
 func openRedsync(s Spec) (load.Lock, error) {
 	var pools []syncredis.Pool
 	var clients []*redis.Client
@@ -143,7 +142,7 @@ func openRueidislock(s Spec) (load.Lock, error) {
 		held, cancel, err := l.WithContext(ctx, key)
 		return load.Lease{
 			Lost:    func() bool { return held.Err() != nil },
-			Release: func(context.Context) error { cancel(); return nil }, // it returns no error
+			Release: func(context.Context) error { cancel(); return nil },
 		}, err
 	}}, nil
 }
@@ -165,7 +164,7 @@ func openBaton(s Spec) (load.Lock, error) {
 	if err != nil {
 		return load.Lock{}, err
 	}
-	var made sync.Map // keys whose list has had its element
+	var made sync.Map
 	return load.Lock{Close: c.Close, Acquire: func(ctx context.Context, key string) (load.Lease, error) {
 		if _, ok := made.Load(key); !ok {
 			if err := makeBaton.Run(ctx, c, []string{key, key + ":made"}).Err(); err != nil {

@@ -269,7 +269,7 @@ func (p *panel) draw(b *picture, top float64) float64 {
 	}
 	for i := range p.lines {
 		l := &p.lines[i]
-		for _, j := range slices.Sorted(maps.Keys(l.atLeast)) { // an arrow that points up
+		for _, j := range slices.Sorted(maps.Keys(l.atLeast)) {
 			pt := at(l, j)
 			b.stroke(l.look.color, "", 1.1, point{pt.x, pt.y - 3}, point{pt.x, pt.y - 11}, point{pt.x - 3, pt.y - 8}, point{pt.x, pt.y - 11}, point{pt.x + 3, pt.y - 8})
 		}
@@ -342,7 +342,7 @@ func (a *axis) usual() (ticks []tick) {
 		return decades(a.min, a.max)
 	}
 	step := math.Pow(10, math.Floor(math.Log10((a.max-a.min)/2)))
-	for _, times := range []float64{2, 2.5, 2} { // 2, 5, 10
+	for _, times := range []float64{2, 2.5, 2} {
 		if (a.max-a.min)/step > 6 {
 			step *= times
 		}

@@ -123,7 +123,6 @@ func waitsCell(r *run) string {
 	return fmt.Sprintf("%s, %s, %s", r.cell(0.5), r.cell(0.99), r.cell(0.999))
 }
 
-// releaseCell has median and 99th percentile, in ms.
 func releaseCell(r *run) string {
 	switch {
 	case r.Release.Count == 0:
@@ -194,10 +193,9 @@ func (l *line) addWait(x float64, r *run, q float64) {
 		}
 		l.atLeast[len(l.xs)] = true
 	}
-	l.add(x, max(w.Millis, 0.01)) // where the axis ends
+	l.add(x, max(w.Millis, 0.01))
 }
 
-// competitorsOf are other libraries' locks, with no work.
 func competitorsOf(hot runs, locks []string, contenders int) runs {
 	return hot.where(func(r *run) bool {
 		return r.Machine.Library != "" && r.Config.Contenders == contenders && r.Config.Work == 0 && slices.Contains(locks, r.Config.Backend)

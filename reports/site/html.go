@@ -84,7 +84,7 @@ func render(results fs.FS, name string, source []byte, out Files) error {
 	text = strings.ReplaceAll(strings.ReplaceAll(text, "<table>", `<div class="scroll" tabindex="0" role="region" aria-label="table"><table>`), "</table>", "</table></div>")
 	text = figure.ReplaceAllString(text, `<td class="num">$1</td>`)
 	text = mark.ReplaceAllStringFunc(text, func(m string) string { return `<span class="` + marks[m] + `">` + m + "</span>" })
-	const timeline = "timeline.html" // the runs' histories
+	const timeline = "timeline.html"
 	drawn, err := fs.ReadFile(results, path.Join(dir, timeline))
 	switch {
 	case err == nil:

@@ -22,7 +22,6 @@ type run struct {
 	rounds runs // the runs of the same config, this one included, by round; set by medians
 }
 
-// In recorded order.
 type runs []*run
 
 func decodeRuns(data []byte) (runs, error) {
@@ -195,7 +194,6 @@ var otherNames = map[string]string{
 
 func shown(lock string) string { return cmp.Or(otherNames[lock], lock) }
 
-// shownIn returns a lock's name in a table: this module's are bold.
 func (all runs) shownIn(lock string) string {
 	if r := first(all.by(lock)); r != nil && r.own() && otherNames[lock] == "" {
 		return "**" + lock + "**"
@@ -203,7 +201,6 @@ func (all runs) shownIn(lock string) string {
 	return shown(lock)
 }
 
-// locks lists this module's first.
 func (all runs) locks() []string {
 	return append(distinct(all.where((*run).own), backend), distinct(all.where(func(r *run) bool { return !r.own() }), backend)...)
 }
@@ -273,7 +270,6 @@ func (r *run) tail() float64 {
 	}
 }
 
-// evenly is the least Jain's index that counts as even.
 const evenly = 0.999
 
 // mostEven is the greatest possible Jain's index of r: some contenders have one critical section more than others.
@@ -284,7 +280,6 @@ func (r *run) mostEven() float64 {
 	return float64(r.Sections) * float64(r.Sections) / (float64(n) * squares)
 }
 
-// tooFew reports whether the index is below evenly only because there were too few sections.
 func (r *run) tooFew() bool {
 	most := r.mostEven()
 	return r.Share.Jain < evenly && most < evenly && r.Share.Jain >= most-(1-evenly)
@@ -295,7 +290,6 @@ func (r *run) even() bool {
 	return r.Share.Jain >= evenly || r.tooFew() && r.Sections >= int64(r.Config.Contenders)
 }
 
-// fair returns the goals of a lock with a queue.
 func fair(says string, r *run) []claim {
 	even := claim{says: says + "Jain's index at least 0.999"}
 	fed := claim{says: says + "nobody starves"}

@@ -25,7 +25,6 @@ const recorded = "../results"
 
 var recordedPages = sync.OnceValues(func() (Files, error) { return Pages(os.DirFS(recorded)) })
 
-// TestRecorded: charts and tables match their data, and every chart is on a page.
 func TestRecorded(t *testing.T) {
 	folder := os.DirFS(recorded)
 	pages, err := recordedPages()
@@ -46,7 +45,6 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestHTML: well-formed drawings, working links, and nothing from the network.
 func TestHTML(t *testing.T) {
 	files, err := HTML(os.DirFS(recorded))
 	require.NoError(t, err)
@@ -102,7 +100,6 @@ var recordedRuns = sync.OnceValues(func() (runs, error) {
 	return decodeRuns(data)
 })
 
-// goals is the table of the recorded runs with some of them changed.
 func goals(t *testing.T, change func(r *load.Result)) string {
 	t.Helper()
 	all, err := recordedRuns()
@@ -242,7 +239,6 @@ func TestData(t *testing.T) {
 	require.Empty(t, none, "what isn't recorded yet has no charts")
 }
 
-// TestCharts: well-formed, with text alternatives and colours for dark screens.
 func TestCharts(t *testing.T) {
 	files, err := recordedPages()
 	require.NoError(t, err)

@@ -16,7 +16,7 @@ type Cluster struct {
 
 	open         atomic.Int32 // servers that aren't closed
 	stop         func() error
-	removeShared func() error // what the servers shared; may be nil
+	removeShared func() error
 }
 
 // Addrs returns the servers' addresses, in order.

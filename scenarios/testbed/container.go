@@ -128,8 +128,8 @@ func newContainers(ctx context.Context, g *group, o *Options) (all []host, remov
 	return all, c.remove, err
 }
 
-// publishedAt returns the host at which clients reach published ports. In a container with the engine's socket, testcontainers
-// guesses a gateway, which is wrong if the engine runs in the same container; the engine then has this host's name.
+// publishedAt returns the host of published ports. In a container with the engine's socket, testcontainers guesses a gateway,
+// which is wrong if the engine runs in the same container; the engine then has this host's name.
 func publishedAt(ctx context.Context, engine *testcontainers.DockerProvider) (string, error) {
 	host, err := engine.DaemonHost(ctx)
 	if err != nil {
@@ -279,7 +279,7 @@ func (c *container) pull(ctx context.Context, image string) error {
 	return &MissingError{c.group.title + " image", `sudo env PATH="$PATH" make images`, err}
 }
 
-// run creates a container, uninterrupted, and publishes the clients' port. It returns before the server is ready.
+// run creates a container, uninterrupted, and returns before the server is ready.
 func (c *container) run(ctx context.Context, image string, cmd command) error {
 	labels := map[string]string{labelOwner: owner}
 	port := fmt.Sprintf("%d/tcp", c.group.ports[0])

@@ -93,7 +93,7 @@ func (t *serverType) find(program string) (string, error) {
 		return path, nil
 	}
 	for _, dir := range t.dirs {
-		all, _ := filepath.Glob(filepath.Join(dir, program)) // fails only for a bad pattern
+		all, _ := filepath.Glob(filepath.Join(dir, program))
 		if len(all) > 0 {
 			return slices.MaxFunc(all, func(a, b string) int { return cmp.Compare(number(a), number(b)) }), nil
 		}

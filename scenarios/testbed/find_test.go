@@ -25,7 +25,6 @@ func end(err error) string {
 	return e.how
 }
 
-// On a machine without servers tests are skipped, with a command that provides them.
 func TestNeed(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
@@ -76,7 +75,6 @@ func TestNeed(t *testing.T) {
 	require.Contains(t, end(err), "failed: testbed: no Redis: tried every way", "an imitation doesn't do")
 }
 
-// A server that fails to start, or a path that doesn't exist, doesn't skip a test.
 func TestNeedFails(t *testing.T) {
 	t.Setenv(testbed.EnvStrict, "")
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")

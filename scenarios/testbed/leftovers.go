@@ -24,8 +24,7 @@ var owner = fmt.Sprintf("%d-%s", os.Getpid(), uuid.NewString())
 
 // watchdog reads this process's directories, and the address of its Docker engine, until the process ends, however it ends. Then
 // it kills the servers in the directories, which only on Linux end with their parent, and removes the directories and what is
-// labelled $0 in the engine. It retries, since a server that is being killed may still write, and the engine may be about to
-// create something.
+// labelled $0 in the engine. It retries, since a dying server may still write, and the engine may still create something.
 const watchdog = `PATH=$PATH:/usr/bin:/bin
 while IFS= read -r line; do
 	case $line in

@@ -61,7 +61,7 @@ echo $$ >fifo
 exec sleep 1000`)
 	c := prepareChild(t, "redis", testbed.EnvProvider+"=local", "FENCELAB_REDIS_SERVER"+"="+server)
 	require.NoError(t, c.Start())
-	b, err := os.ReadFile(fifo) // blocks until the script runs
+	b, err := os.ReadFile(fifo)
 	require.NoError(t, err)
 	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
 	requireSignaled(t, c.Wait(), syscall.SIGTERM)
@@ -72,7 +72,6 @@ exec sleep 1000`)
 	require.Eventually(t, func() bool { return len(entries(t, c.tmp)) == 0 }, time.Minute, 10*time.Millisecond)
 }
 
-// The watchdog kills the server in a directory, where the kernel doesn't.
 func TestWatchdogKills(t *testing.T) {
 	c := startChild(t, "directory")
 	orphan := exec.CommandContext(t.Context(), "sleep", "60")

@@ -56,7 +56,7 @@ func childMain() int {
 	}
 	if err == nil {
 		fmt.Println(readyPrefix+addr, r)
-		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent closes it, or is gone
+		_, _ = io.Copy(io.Discard, os.Stdin)
 		err = r.Close()
 	}
 	if err != nil {
@@ -73,8 +73,8 @@ type child struct {
 	*exec.Cmd
 	tmp    string
 	addr   string // of its server; empty if it failed
-	name   string // its server's String
-	output string // what it printed before
+	name   string
+	output string
 }
 
 func startChild(t *testing.T, mode string, env ...string) *child {

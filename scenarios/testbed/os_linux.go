@@ -10,7 +10,6 @@ import (
 	"github.com/fencelab/fencelab/internal/proc"
 )
 
-// children maps each process to its children.
 func children() (map[int][]int, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {

@@ -58,7 +58,7 @@ func postgresCommand(ctx context.Context, at placement) (command, error) {
 		"sh", "-ec", postgresScript, at.Dir, initdb,
 		server, "-D", at.Dir, "-p", strconv.Itoa(at.me().Ports[0]), "-c", "listen_addresses=" + at.Listen,
 		"-c", "unix_socket_directories=", "-c", "max_connections=300",
-		"-c", "fsync=off", // data survive a kill, not a power failure
+		"-c", "fsync=off",
 		"-c", "dynamic_shared_memory_type=mmap", // in files of its directory, so that nothing survives a SIGKILL
 	}, at.More)
 	return command{Path: argv[0], Args: argv}, nil

@@ -26,7 +26,7 @@ type Options struct {
 
 // RestartOptions are the optional settings of a restart.
 type RestartOptions struct {
-	Wipe bool     // delete its data
+	Wipe bool
 	Args []string // replaces those of the last start; nil: the same
 }
 
@@ -45,7 +45,7 @@ type Server struct {
 	host       host // nil: out of reach
 	placement  func() placement
 	clockDir   string
-	shut       func() error // removes the server
+	shut       func() error
 	close      func() error // and what it shared, if it is the last
 
 	ctx     context.Context //nolint:containedctx // ends with Close

@@ -210,7 +210,7 @@ exec redis-server "$@"`))
 		t.Helper()
 		before := ticks()
 		select {
-		case <-time.After(100 * time.Millisecond): // ten ticks
+		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
 		}
 		require.Equal(t, before, ticks())

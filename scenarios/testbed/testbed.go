@@ -65,7 +65,7 @@ func poll(ctx context.Context, try func(context.Context) error) error {
 		if _, ok := errors.AsType[permanent](err); ok || err == nil {
 			return err
 		}
-		// The end of ctx must not hide the error before.
+		// A last try that is cut short must not hide the error before.
 		if cut := ctx.Err() != nil || bounded && !time.Now().Before(deadline); last == nil || !cut {
 			last = err
 		}

@@ -25,7 +25,6 @@ import (
 
 // Lock is a client of a lock service. Contenders call it concurrently.
 type Lock struct {
-	// Waits until key is granted or ctx ends.
 	Acquire func(ctx context.Context, key string) (Lease, error)
 	Close   func() error
 }
@@ -41,15 +40,13 @@ func (l Lease) lost() bool { return l.Lost != nil && l.Lost() }
 
 // Options are optional settings of a run.
 type Options struct {
-	// For metrics of the load.
 	Registerer prometheus.Registerer
-	// Called with each sample.
-	OnSample func(Sample)
+	OnSample   func(Sample)
 }
 
 const (
 	releaseTimeout = 10 * time.Second
-	errorPause     = 10 * time.Millisecond // after a failed acquisition
+	errorPause     = 10 * time.Millisecond
 	openAtOnce     = 32
 )
 
@@ -74,9 +71,9 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Run offers the load of c to c.Connections locks from open. If ctx ends in the window, the run is cut short, and the result says
-// so; before the window that is an error. Failed acquisitions are in the result. An error with a result is from after the run,
-// such as a client that couldn't be closed.
+// Run offers the load of c to c.Connections locks from open. If ctx ends in the window, the result says that the run was cut
+// short; before it, that is an error. Failed acquisitions are in the result. An error with a result is from after the run, such
+// as a client that couldn't be closed.
 func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, error), o Options) (res *Result, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -89,7 +86,7 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 
 	r := &run{c: c, rec: newRecorder(c.Contenders, newMetrics(o.Registerer))}
 	r.holders.keys = map[uint64]*holder{}
-	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // ends with the window
+	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
 	var all errgroup.Group
 	for i := range c.Contenders {
@@ -153,7 +150,7 @@ func closeAll(locks []Lock) error {
 		all.Go(l.Close)
 	}
 	if err := all.Wait(); err != nil {
-		return fmt.Errorf("load: close a client: %w", err) // one error for all
+		return fmt.Errorf("load: close a client: %w", err)
 	}
 	return nil
 }
@@ -222,7 +219,7 @@ func (r *run) hold(ctx context.Context, l Lock, a arrival) bool {
 	in := r.holders.enter(a.key, lease)
 	r.rec.ended(a, granted, lease.Fence, nil)
 	if r.c.Work > 0 {
-		_ = jitter.Sleep(ctx, r.c.Work.D()) // cut short at the end of the run
+		_ = jitter.Sleep(ctx, r.c.Work.D())
 	}
 	r.holders.leave(in)
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
@@ -236,7 +233,6 @@ func (r *run) hold(ctx context.Context, l Lock, a arrival) bool {
 // gap is a gap between arrivals, in means. Tests replace it.
 var gap = (*rand.Rand).ExpFloat64
 
-// pace offers each arrival when it is due, or at once if that has passed.
 func (r *run) pace(ctx context.Context) (err error) {
 	bell, err := newAlarm(ctx)
 	if err != nil {

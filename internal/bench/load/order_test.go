@@ -26,7 +26,7 @@ func TestOrder(t *testing.T) {
 				all[i].fence, all[i].grant = grants[i], seqs[(i+1)%n] // tokens take precedence
 			}
 		}
-		before := func(a, b outcome) bool { // a was granted before b
+		before := func(a, b outcome) bool {
 			switch {
 			case a.grant == 0 || b.grant == 0:
 				return a.grant != 0 || b.grant == 0 && a.seq < b.seq

@@ -32,21 +32,20 @@ type Config struct {
 	Seed uint64 `json:"seed"`
 	// Of repeated runs, from 1; 0: not repeated.
 	Round int `json:"round,omitempty"`
-	// Begins every key. Runs with the same prefix contend with each other.
+	// Begins every key. Runs with the same prefix contend.
 	Prefix string `json:"-"`
 }
 
 // Result is the result of a run, one line of a data.jsonl.
 //
-// An acquisition counts if it was granted or failed in the window, whenever it arrived. Unserved has those that still waited at
-// the end, FailedAfter those that failed; [Estimate] counts them all. BacklogStart + Arrivals = Sections + Failed +
-// Unserved.Count.
+// An acquisition counts if it was granted or failed in the window, whenever it arrived. Those that still waited at the end are
+// Unserved; [Estimate] counts them, too. BacklogStart + Arrivals = Sections + Failed + Unserved.Count.
 //
 // A wait counts from when the arrival was due (open model) or from the call (closed model).
 type Result struct {
 	Config  Config    `json:"config"`
 	Machine Machine   `json:"machine"`
-	Start   time.Time `json:"start"`     // of the window
+	Start   time.Time `json:"start"`
 	Seconds float64   `json:"seconds"`   // length of the window; less than Config.Duration if cut short
 	Cut     bool      `json:"cut_short"` // by the user
 
@@ -61,8 +60,8 @@ type Result struct {
 	Wait     Latency `json:"wait"`     // arrival to grant
 	Unserved Latency `json:"unserved"` // arrival to the end of the window
 	Hold     Latency `json:"hold"`     // grant to the start of the release
-	Release  Latency `json:"release"`  // duration of the call
-	Pacer    Latency `json:"pacer"`    // open model: how late arrivals were offered, a part of their waits
+	Release  Latency `json:"release"`
+	Pacer    Latency `json:"pacer"` // open model: how late arrivals were offered, a part of their waits
 	// Arrival to error.
 	FailedAfter Latency `json:"failed_after,omitzero"`
 
@@ -72,11 +71,9 @@ type Result struct {
 	Share  Share             `json:"share"`
 	Checks Checks            `json:"checks"`
 
-	// At equal intervals.
 	Samples []Sample `json:"samples"`
 }
 
-// Machine is where a run was made.
 type Machine struct {
 	OS      string `json:"os"`
 	Arch    string `json:"arch"`
@@ -111,13 +108,13 @@ type Errors struct {
 // Order compares the orders of arrival and of grants, for each key. Grants are ordered by token or, without tokens, as the
 // process saw them. Acquisitions that still waited at the end count as granted last.
 //
-// An acquisition is overtaken by one that arrived later and was granted earlier. Even a strict FIFO lock shows a few, which were
-// overtaken on the way to the server.
+// An acquisition is overtaken by one that arrived later and was granted earlier. Even a strict FIFO lock shows a few, overtaken
+// on the way to the server.
 type Order struct {
 	By         string `json:"by"`         // "token" or "grant"; empty: nothing was granted
-	Count      int64  `json:"count"`      // acquisitions compared: granted and unserved
+	Count      int64  `json:"count"`      // granted and unserved
 	Inversions int64  `json:"inversions"` // pairs of the same key granted in the other order
-	Reordered  int64  `json:"reordered"`  // acquisitions overtaken at least once
+	Reordered  int64  `json:"reordered"`
 	// How often an acquisition was overtaken. Mean is Inversions / Count.
 	Mean float64 `json:"mean"`
 	P99  int64   `json:"p99"`
@@ -131,7 +128,7 @@ type Share struct {
 	Jain float64 `json:"jain,omitempty"`
 	Min  int64   `json:"min"`
 	Max  int64   `json:"max"`
-	// Without counts contenders without a critical section. Starved counts those of them that were overtaken by at least a tenth as
+	// Without counts contenders without a critical section. Starved are those of them that were overtaken by at least a tenth as
 	// many acquisitions as there are contenders; for the others the run may have been too short.
 	Without int     `json:"without"`
 	Starved int     `json:"starved"`
@@ -140,11 +137,11 @@ type Share struct {
 
 // Checks counts broken promises, also in the warm-up, as far as one process can see.
 type Checks struct {
-	// Grants of a key whose holder was still in its critical section and hadn't been notified of the end of its lease.
+	// Grants while the holder was in its critical section, not notified of the end of its lease.
 	Overlaps int64 `json:"overlaps"`
-	// Grants whose token was not greater than that of the grant before.
+	// Grants whose token wasn't greater than the one before.
 	TokenRegressions int64 `json:"token_regressions"`
-	// Grants of a key whose holder was still in its critical section after its lease had ended.
+	// Grants while the holder was in its critical section after its lease had ended.
 	Late int64 `json:"late"`
 }
 

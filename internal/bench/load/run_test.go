@@ -31,7 +31,6 @@ func TestFIFO(t *testing.T) {
 	require.False(t, res.Cut)
 }
 
-// TestHandOff: a grant after the end doesn't count.
 func TestHandOff(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{handOff: func(int64) time.Duration { return 90 * ms }})
 	require.InDelta(t, 100, res.Sections, 1)
@@ -39,7 +38,7 @@ func TestHandOff(t *testing.T) {
 	require.EqualValues(t, 10, res.Unserved.Count)
 }
 
-// TestLIFO: two contenders pass the lock to each other, and the others starve.
+// Two contenders pass the lock to each other, and the others starve.
 func TestLIFO(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
 	require.InDelta(t, 1000, res.Sections, 1)
@@ -47,11 +46,11 @@ func TestLIFO(t *testing.T) {
 	require.Equal(t, 8, res.Share.Starved)
 	require.Equal(t, 8, res.Share.Without)
 	require.InDelta(t, 8*1000, res.Order.Inversions, 100) // each section overtakes each of the eight
-	require.InDelta(t, 10, res.Wait.Max, 1)               // those who are served look fast;
-	require.Greater(t, res.Unserved.Max, 10_000.0)        // only unserved waits show the starvation
+	require.InDelta(t, 10, res.Wait.Max, 1)
+	require.Greater(t, res.Unserved.Max, 10_000.0) // the starvation shows only here
 }
 
-// TestOneStarved: the longest waiter is passed over while others wait.
+// The longest waiter is passed over while others wait.
 func TestOneStarved(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return min(1, n-1) }})
 	require.Equal(t, 1, res.Share.Starved)
@@ -87,7 +86,6 @@ func arrivalsAt(rate float64, work time.Duration) Config {
 	return c
 }
 
-// even makes arrivals evenly spaced.
 func even(t *testing.T) {
 	t.Helper()
 	poisson := gap
@@ -95,11 +93,11 @@ func even(t *testing.T) {
 	t.Cleanup(func() { gap = poisson })
 }
 
-// TestStall: the lock stalls once, for a second, and all that arrive meanwhile wait. Coordinated omission would record one wait
-// of a second and ten thousand short ones.
+// The lock stalls for a second, and all that arrive meanwhile wait. Coordinated omission would record one wait of a second and
+// ten thousand short ones.
 func TestStall(t *testing.T) {
 	even(t)
-	for _, contenders := range []int{1, 1200} { // arrivals without a free contender count as well
+	for _, contenders := range []int{1, 1200} { // even without a free contender
 		c := arrivalsAt(1000, 0)
 		c.Contenders = contenders
 		res := simulate(t, c, &fake{handOff: func(granted int64) time.Duration {
@@ -125,7 +123,6 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestOverload offers twice the lock's capacity.
 func TestOverload(t *testing.T) {
 	even(t)
 	for _, contenders := range []int{100, 6000} {
@@ -198,7 +195,7 @@ func TestChecks(t *testing.T) {
 	require.Zero(t, res.Order.Inversions)
 }
 
-// TestFailures: a wait that ends in an error is only a lower bound.
+// A wait that ends in an error is only a lower bound.
 func TestFailures(t *testing.T) {
 	res := simulate(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
 		if asked%3 == 0 {
@@ -207,7 +204,7 @@ func TestFailures(t *testing.T) {
 		}
 		return nil
 	}})
-	require.InDelta(t, 250, res.Sections, 2) // two sections, the failure and a pause of 10 ms are 80 ms
+	require.InDelta(t, 250, res.Sections, 2) // two sections, the failure and a pause of 10 ms take 80 ms
 	require.InDelta(t, 125, res.Failed, 2)
 	require.InDelta(t, 50, res.FailedAfter.Min, 0.1)
 	require.InDelta(t, 50, res.FailedAfter.Max, 0.1)

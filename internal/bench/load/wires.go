@@ -11,9 +11,9 @@ import (
 // Wires delay every message between clients and servers, in both directions, as a network does. On one host a message takes
 // almost no time, which favours locks that send few messages over locks that wait for few.
 //
-// They wrap the clients' connections, since a relay would read and write each message once more. They cost some goroutine
-// switches and a timer per message. Nothing is lost or reordered, connecting is not delayed, and bandwidth is unlimited. A
-// receiver that stops reading blocks all others once the buffers are full.
+// They wrap the clients' connections, since a relay would read and write each message once more. The cost is a timer and some
+// goroutine switches per message. Nothing is lost or reordered, connecting is not delayed, bandwidth is unlimited. A receiver
+// that stops reading blocks all others once the buffers are full.
 type Wires struct {
 	delay   time.Duration
 	closed  context.Context
@@ -31,7 +31,6 @@ type message struct {
 	to    chan<- []byte
 }
 
-// NewWires returns wires that delay messages in each direction.
 func NewWires(delay time.Duration) (*Wires, error) {
 	w := &Wires{delay: delay, queue: make(chan message, 1<<16)}
 	w.closed, w.close = context.WithCancel(context.Background())
@@ -52,7 +51,6 @@ func NewWires(delay time.Duration) (*Wires, error) {
 	return w, nil
 }
 
-// receive returns false once the wires are closed.
 func receive[T any](w *Wires, from <-chan T) (x T, ok bool) {
 	select {
 	case x = <-from:
@@ -106,7 +104,7 @@ func (w *Wires) carry(from, to net.Conn) {
 			}
 		}
 	})
-	w.running.Go(func() { // a receiver may be slow
+	w.running.Go(func() {
 		defer func() { _ = to.Close() }()
 		for {
 			b, ok := receive(w, arrived)

@@ -63,7 +63,6 @@ func (c *closers) close() (err error) {
 	return err
 }
 
-// pipelined returns a backend that pipelines concurrent requests.
 func (c *closers) pipelined(client *redis.Client) (dlock.Backend, error) {
 	pipe, err := client.AutoPipeline()
 	if err = c.add(pipe, err); err != nil {

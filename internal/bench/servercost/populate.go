@@ -17,11 +17,11 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// Set is a set of locks, determined by the seed. Requests of a second run are retries: leases that haven't expired restart with
-// their tokens; an expired lease is a new grant, with the next token.
+// Set is a set of locks, determined by the seed. A second run retries its requests: leases that haven't expired restart with
+// their tokens; an expired one is a new grant, with the next token.
 type Set struct {
 	Seed uint64
-	N    uint64 // how many
+	N    uint64
 	TTL  time.Duration
 }
 

@@ -36,7 +36,7 @@ const (
 	KindSetup  = "setup"  // the first line: machine, servers and config
 	KindSample = "sample" // within a phase
 	KindPhase  = "phase"  // the end of a phase, with a sample
-	KindCost   = "cost"   // the cost of one source's tokens
+	KindCost   = "cost"   // of one source's tokens
 	KindTokens = "tokens" // tokens of two keys, alternating
 )
 
@@ -153,7 +153,7 @@ type recorder struct {
 	lines    []Line
 
 	run    string
-	began  time.Time // the run
+	began  time.Time
 	server *Server
 	opened closers
 }
@@ -189,7 +189,6 @@ func (r *recorder) phases(ctx context.Context, phases ...phase) error {
 	return nil
 }
 
-// phase samples the server while p runs, and records both.
 func (r *recorder) phase(ctx context.Context, p phase) error {
 	var pings []Pings
 	add := func(l Line) (err error) {
@@ -264,7 +263,6 @@ func together(all []Pings) (sum Pings) {
 	return sum
 }
 
-// until polls the server every 50 ms until it is ready, and returns the last sample.
 func (r *recorder) until(ctx context.Context, ready func(Sample) bool) (Sample, error) {
 	for {
 		s, err := r.server.Ask(ctx)

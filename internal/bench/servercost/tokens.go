@@ -15,8 +15,8 @@ import (
 // TokenConfig says how often tokens are made. Sources alternate, so that a busy machine slows all.
 type TokenConfig struct {
 	Rounds   int    `json:"rounds"`
-	Serial   uint64 `json:"serial"`   // tokens of a round made by one client
-	Parallel uint64 `json:"parallel"` // tokens of a round made by all clients
+	Serial   uint64 `json:"serial"`   // by one client, per round
+	Parallel uint64 `json:"parallel"` // by all clients, per round
 	Clients  int    `json:"clients"`
 }
 
@@ -50,7 +50,6 @@ type source struct {
 
 const tokenTTL = time.Hour
 
-// tokens compares a Redis counter with etcd revisions.
 func (r *recorder) tokens(ctx context.Context) error {
 	r.begin("tokens")
 	client, backend, err := r.startRedis(ctx)
@@ -77,7 +76,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 			return err
 		}
 		put := func(ctx context.Context, key string) error {
-			_, err := client.Put(ctx, key, "") // its reply has the revision
+			_, err := client.Put(ctx, key, "")
 			return err
 		}
 		add("etcd: Put, a token without a lock", n, func(ctx context.Context, q dlock.Request) error { return put(ctx, "token/"+q.Key) })
