@@ -37,7 +37,7 @@ func releaseRepeated(c *check) {
 	l := c.take(a, key)
 	c.slow(pause, a)
 	release := func() { c.free(l) }
-	c.together(release, release, release, release) // a panic breaks the promise
+	c.together(release, release, release, release)
 	c.comesFree(c.client(), key, "four releases at once")
 }
 
@@ -118,7 +118,7 @@ func (c *check) during(cl *client, fault linkFault, f call) result {
 	return c.briefly(f)
 }
 
-// endsWithConnection waits for a lease to end with its broken connections, as a session may.
+// endsWithConnection waits for a lease to end with its connections, as a session's may.
 func (c *check) endsWithConnection(l scenarios.Lease) bool { return c.ends(l, patience/10) }
 
 func releaseStale(c *check) {
@@ -328,7 +328,6 @@ func (c *check) ownRetry() {
 	c.free(next)
 }
 
-// stays is still, for as long as a message may be in flight.
 func (c *check) stays(l scenarios.Lease, other *client, key, after string) (sure bool) {
 	for n, began := 0, time.Now(); n < 2 || n < looks && time.Since(began) < looks*pause; n++ {
 		if sure = c.still(l, other, key, after); !sure || c.isDecided() {
@@ -439,7 +438,6 @@ func (c *check) guesses(cl *client) bool {
 	return errors.Is(c.during(cl, (*faults.Link).Cut, trying(cl, newKey())).err, dlock.ErrHeld)
 }
 
-// breaking makes a call whose nth reply is lost, and then breaks the connection.
 func (c *check) breaking(cl *client, n int, f call) (r result, lost bool) {
 	heal := c.inject(cl, lossFault((*faults.Link).LoseRepliesFrom).from(n))
 	done := c.begin(patience, f)
@@ -492,7 +490,7 @@ func endsWithContext(c *check) {
 		l := c.take(a, newKey())
 		call := map[string]call{"TryAcquire": trying(a, newKey()), "Acquire": acquiring(a, newKey()), "Release": releasing(l)}[name]
 		heal := c.inject(a, (*faults.Link).Cut)
-		others := []<-chan result{c.begin(2*patience, acquiring(a, newKey()))} // the call may have to wait for these
+		others := []<-chan result{c.begin(2*patience, acquiring(a, newKey()))} // the call may wait for these
 		if r, ok := l.(renewer); ok {
 			others = append(others, c.begin(2*patience, without(r.Renew)))
 		}
@@ -652,7 +650,7 @@ func nothingLeft(c *check) {
 		return n
 	}
 	sends := func() int {
-		if a.ttl > patience/2 { // it would take minutes
+		if a.ttl > patience/2 {
 			return 0
 		}
 		before := a.messages()
@@ -721,7 +719,7 @@ func nothingLeft(c *check) {
 			}
 			lingers += max(c.k.TTL, c.k.Service.MinSession) // until each one's lease expires
 		}
-		// A client may keep a pool, which a slow machine makes larger, and keep sessions alive, but they must stop growing.
+		// A client may keep a pool, larger on a slow machine, and keep sessions alive, but they must stop growing.
 		pool, pooled := 0, 0
 		for round := 1; ; round++ {
 			n, last := 0, round == 3 || round == 2 && what == clients
@@ -775,7 +773,7 @@ func nothingLeft(c *check) {
 			}
 			if sent > most && open <= 0 { // a connection may send some by itself
 				c.suspects(began, "after each %d %s the idle client sent more messages than before, the last time %d more in %v", n, what, sent, a.ttl)
-				return // the rest would take long
+				return
 			}
 			c.comesFree(a, newKey(), fmt.Sprintf("%d %s", n, what))
 			break
@@ -784,7 +782,7 @@ func nothingLeft(c *check) {
 	c.free(held)
 }
 
-// goroutines counts those with a label, which goroutines inherit, and returns what most of them run.
+// goroutines counts those with a label, which they inherit, and returns what most of them run.
 func goroutines(label string) (n int, most string) {
 	var highest int
 	var all strings.Builder

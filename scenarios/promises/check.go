@@ -75,7 +75,7 @@ func (c *check) isUnsure() bool {
 func (c *check) unsure(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.why = cmp.Or(c.why, fmt.Sprintf(format, args...)) // the first is the cause
+	c.why = cmp.Or(c.why, fmt.Sprintf(format, args...))
 }
 
 func (c *check) notes(format string, args ...any) {
@@ -90,7 +90,6 @@ func (c *check) cannot(format string, args ...any) {
 	panic(errStop)
 }
 
-// together runs parts of the check concurrently.
 func (c *check) together(parts ...func()) {
 	var wg sync.WaitGroup
 	for _, part := range parts {
@@ -147,7 +146,6 @@ func (c *check) client() *client { return c.clientOf(c.k.TTL) }
 // lasting returns a client whose leases outlast a check, unless the TTL is fixed.
 func (c *check) lasting() *client { return c.times(long) }
 
-// times returns a client with leases of n TTLs, unless the TTL is fixed.
 func (c *check) times(n time.Duration) *client {
 	if c.k.Fixed {
 		return c.client()
@@ -305,7 +303,6 @@ func culprit() string {
 	}
 }
 
-// within ends f's context after limit, and gives up after another patience.
 func (c *check) within(limit time.Duration, f call) result {
 	ctx, cancel := context.WithTimeout(c.ctx, limit)
 	defer cancel()
@@ -438,7 +435,7 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 		}
 		asked := time.Now()
 		var err error
-		if !w.c.isUnsure() { // otherwise the reason is known
+		if !w.c.isUnsure() {
 			err = w.c.unused()
 		}
 		<-w.c.probing
@@ -622,7 +619,6 @@ func lasts(l scenarios.Lease, at time.Time) bool {
 	return !isOver(l)
 }
 
-// isOver waits up to grace for the holder to learn that its lease is over.
 func isOver(l scenarios.Lease) bool {
 	for range grace / pause { // in steps, so that a stall of the machine counts once
 		if l.Context().Err() == nil {
@@ -641,7 +637,7 @@ func (c *check) ends(l scenarios.Lease, limit time.Duration) bool {
 	return l.Context().Err() != nil
 }
 
-// watch records each tick, and when a goroutine got the processor late by an eighth of a TTL, which may end leases.
+// watch records ticks, and when one was late by an eighth of a TTL for want of a processor, which may end leases.
 func (c *check) watch(done <-chan struct{}) {
 	for last := c.k.now(); ; {
 		c.ticked.Store(time.Now().UnixNano())
@@ -658,7 +654,7 @@ func (c *check) watch(done <-chan struct{}) {
 	}
 }
 
-// stalledSince reports whether the machine has stalled since t, or a stall is about to be recorded.
+// stalledSince is also true if a stall is about to be recorded.
 func (c *check) stalledSince(t time.Time) bool {
 	return c.stalled.Load() >= t.UnixNano() || time.Now().UnixNano()-c.ticked.Load() > int64(pause+c.k.TTL/8)
 }
@@ -701,7 +697,7 @@ type thrice struct {
 	last time.Time
 }
 
-// see breaks the promise the third time that isSo is true, not counting times when the machine stalled.
+// see breaks the promise the third time that isSo is true. Times when the machine stalled don't count.
 func (t *thrice) see(isSo bool, format string, args ...any) {
 	last := t.last
 	t.last = time.Now()

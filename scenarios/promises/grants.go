@@ -83,7 +83,7 @@ func (c *check) takeOver() {
 		meet := c.overlap(5 * pause)
 		for j, cl := range slow {
 			wg.Go(func() {
-				time.Sleep(time.Duration(i*j) * pause / 4) // so that they poll at different moments
+				time.Sleep(time.Duration(i*j) * pause / 4)
 				l, err := c.acquire(cl, key)
 				if err == nil {
 					meet(l)
@@ -147,14 +147,13 @@ func (c *check) isSlow(cl *client, key string) bool {
 	return took(key) > tryLimit && took(newKey()) < tryLimit/10
 }
 
-// contend calls meet for every grant.
 func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*client) {
 	const rounds = 10
 	lease := long * c.k.TTL
 	if c.k.Fixed {
 		lease = c.k.TTL
 	}
-	limit := 2*lease + patience // a lost release blocks the others for a lease
+	limit := 2*lease + patience
 	var wg sync.WaitGroup
 	var left atomic.Pointer[client]
 	for _, cl := range clients {
@@ -174,7 +173,7 @@ func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*cl
 	}
 	wg.Wait()
 	if cl := left.Load(); cl != nil && !c.isDecided() {
-		if err := c.wait(cl, key).pass(limit); err != nil && c.gets(cl) { // its messages aren't too slow for it
+		if err := c.wait(cl, key).pass(limit); err != nil && c.gets(cl) { // its messages aren't too slow
 			c.blocked(key, "one of %d contenders hadn't got the lock after %v, though the others had finished: %v", len(clients), limit, err)
 		}
 		c.unsure("one of %d contenders got no lock within %v", len(clients), limit)
@@ -329,7 +328,7 @@ func keysIndependent(c *check) {
 		short := newKey()
 		for _, keys := range [][2]string{{short, short + more}, {short + more, short}} {
 			var why []error
-			for len(why) < 3 { // a stall of the machine may spoil one
+			for len(why) < 3 { // a stall may spoil one
 				l := c.take(a, keys[0])
 				got, err := c.within(c.limit(), acquiring(b, keys[1])).granted()
 				c.free(l)
@@ -353,7 +352,7 @@ func keysIndependent(c *check) {
 			}
 		}
 	}
-	c.often(func() (sure bool) { // one client may hold several
+	c.often(func() (sure bool) {
 		first, second := newKey(), newKey()
 		l := c.take(a, first)
 		also := c.take(a, second)
@@ -372,8 +371,7 @@ func keysIndependent(c *check) {
 	}
 }
 
-// refusedAgain reports whether cl is refused key three more times but gets unused locks. On a slow machine, one try may be
-// refused by mistake.
+// refusedAgain reports whether cl is refused key three more times but gets unused locks. A slow machine may cause one refusal.
 func (c *check) refusedAgain(cl *client, key string) bool {
 	for range 3 {
 		for _, k := range []string{key, newKey()} {

@@ -29,7 +29,6 @@ func sum32(newHash func() hash.Hash32) func(key []byte) uint32 {
 	}
 }
 
-// collisions returns two endings of base that collide, for each of hashes32.
 func collisions(base string) (endings []string) {
 	ending := func(i uint64) string { return strconv.FormatUint(i*0x9e3779b97f4a7c15, 36) } // a plain count is too regular to collide
 	for n, hash := range hashes32 {

@@ -176,7 +176,7 @@ func (c *check) waitedFor(a *client) {
 		case <-time.After(2*l.TTL() + c.k.TTL):
 			sure = l.Context().Err() == nil
 			c.free(l)
-			_ = w.pass(c.limit()) // WaiterServed reports it
+			_ = w.pass(c.limit())
 		}
 		w.stop()
 		return sure
@@ -303,8 +303,8 @@ func (c *check) addUp() {
 	c.comesFree(c.client(), key, fmt.Sprintf("%d renewals in a row, and the loss of its holder,", renewals))
 }
 
-// endsByLoss reports whether a renewal's lost message ends a lease, and not the broken connection, as with a session: the lease
-// of another client that reconnected lasts.
+// endsByLoss reports whether a renewal's lost message ends a lease. If the broken connection is the cause, as with a session, the
+// lease of another client that had to reconnect ends, too.
 func (c *check) endsByLoss(loss lossFault) bool {
 	var clients []*client
 	var leases []scenarios.Lease
@@ -340,7 +340,7 @@ func (c *check) endsByLoss(loss lossFault) bool {
 
 func (c *check) renews(hold time.Duration) bool {
 	says, began := "hadn't been renewed; is Service.NoRenew missing?", time.Now()
-	for range 3 { // a stall of the machine may end one
+	for range 3 { // a stall may end one
 		l := c.take(c.times(3), newKey())
 		end, start := l.Until(), time.Now()
 		if !c.ends(l, max(hold, l.TTL()+c.k.TTL)) {
@@ -409,7 +409,7 @@ func (c *check) restarts() {
 			time.Sleep(time.Duration(i) * c.k.TTL / moments)
 			l, same := c.take(a, newKey()), c.take(other, newKey())
 			time.Sleep(l.TTL() + c.k.TTL)
-			if endsAlone(l, same) { // a stall of the machine may end one
+			if endsAlone(l, same) { // a stall may end one
 				ended[i].Add(1)
 			}
 			c.free(l, same)
@@ -427,7 +427,6 @@ func (c *check) restarts() {
 	}
 }
 
-// many checks renewals of many leases, which are ttls TTLs long.
 func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 	const few = 16
 	var says string
@@ -457,7 +456,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 			slow = same.TTL() / 12
 			how = fmt.Sprintf(" while replies took %v longer", slow)
 			warm := c.inject(a, delaying(slow/4))
-			time.Sleep(same.TTL()) // renewals overlap and open the connections that they need
+			time.Sleep(same.TTL()) // overlapping renewals open the connections that they need
 			warm()
 			c.slow(slow, a)
 			c.slow(slow, other)
@@ -472,7 +471,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 				c.still(l, b, key, fmt.Sprintf("renewals of %d leases of a client%s", len(held), how))
 			}
 		}
-		sound := ended <= len(held)/4 || same.Context().Err() != nil // a stall of the machine may end some
+		sound := ended <= len(held)/4 || same.Context().Err() != nil // a stall may end some
 		c.shut(a)
 		c.shut(other)
 		says = fmt.Sprintf("%d of %d%s", ended, len(held), how)
@@ -499,7 +498,7 @@ func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held
 			c.free(old)
 		}
 		l, same := c.take(a, key), c.take(b, held)
-		time.Sleep(l.TTL() / 2) // it has been renewed
+		time.Sleep(l.TTL() / 2)
 		call(a, key, held, old)
 		time.Sleep(l.TTL() + c.k.TTL)
 		sure = c.still(l, b, key, what)
@@ -517,7 +516,7 @@ func holderDisconnected(c *check) {
 	if err != nil {
 		return // LeaseLasts reports it
 	}
-	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // later notifications count, too
+	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // LeaseLasts covers later notifications
 		c.breaks("another client was granted the lock when the holder's connections had broken, and the holder's lease of %v lasted", first.TTL())
 	} else if !c.ends(first, patience) { // LeaseLasts covers a holder that is told late
 		c.breaks("a holder whose connections had broken hadn't been told %v after its successor's grant", patience)

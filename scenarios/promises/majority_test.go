@@ -97,7 +97,6 @@ func (m majority) Close() (err error) {
 	return err
 }
 
-// most is a lease on a majority.
 type most struct {
 	scenarios.Lease
 	m       majority
@@ -105,7 +104,7 @@ type most struct {
 	perhaps []scenarios.Lease // of servers that didn't reply
 	until   atomic.Pointer[time.Time]
 	ctx     context.Context
-	timer   *time.Timer               // ends ctx
+	timer   *time.Timer
 	failed  atomic.Pointer[time.Time] // when a release first failed
 }
 

@@ -25,7 +25,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Hazards are run on the correct lock.
 func TestMain(m *testing.M) {
 	scenarios.Child(open(func(*simple) {}))
 	debug.SetGCPercent(400)
@@ -194,7 +193,7 @@ func TestStalls(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			for _, promise := range promises.Names() { // on a server each, as in TestBrokenOnce
+			for _, promise := range promises.Names() {
 				virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 					l, err := open(func(s *simple) { s.polls = 90 * time.Millisecond })(ctx, s)
 					start := time.Now().Truncate(24 * time.Hour)
@@ -355,7 +354,7 @@ func TestBroken(t *testing.T) {
 		"a try ends renewals":           {func(s *simple) { s.renewal = renewToTry }, []string{"LeaseRenewed"}},
 		"untold after renewals":         {func(s *simple) { s.renewal = renewUntold }, []string{"LeaseRenewed"}},
 		"renewed, and not released":     {func(s *simple) { s.renewal = renewVersion }, []string{"WaiterServed"}},
-		"renewed after its release":     {func(s *simple) { s.renewal = renewUpserts }, []string{"WaiterServed"}}, // NothingLeft may detect its renewals
+		"renewed after its release":     {func(s *simple) { s.renewal = renewUpserts }, []string{"WaiterServed"}},
 		"slashes at the start":          {func(s *simple) { s.takes = func(key string) string { return strings.TrimLeft(key, "/") } }, []string{"KeysIndependent"}},
 		"released with its last":        {func(s *simple) { s.bucketed = true }, []string{"KeysIndependent"}},
 		"failed tries keep connections": {func(s *simple) { s.tryKeeps = true }, []string{"NothingLeft"}},
@@ -456,7 +455,7 @@ func TestBrokenOnce(t *testing.T) {
 				if slices.Contains(dear, promise) && !broken {
 					continue
 				}
-				// Each has its own server: with all keys on one, they take most of the test's time.
+				// With all keys on one server, they take most of the test's time.
 				virtually(t, c.nodes, open(c.set), func(t *testing.T, k promises.Kit) {
 					k.Only, k.Service.NoRenew = []string{promise}, lock.renewal == renewNever
 					r := promises.Run(t, k)
@@ -490,7 +489,7 @@ func TestHashtext(t *testing.T) {
 	}
 }
 
-// Keys must be unique: a second try of one would find it held. With this base two hashes collide at the same count.
+// A key that occurs twice would be held at its second try. With this base two hashes collide at the same count.
 func TestCollisions(t *testing.T) {
 	t.Parallel()
 	const base = "promises-a3dad041-3a41-4441-8f12-a2465e378bf8"

@@ -236,10 +236,10 @@ func (r *Report) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.Headline())
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	names := map[string][]string{} // by reason
+	names := map[string][]string{}
 	var reasons []string
 	for _, row := range r.All() {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", row.Promise, row.Result(), row.Text) // a Builder returns no errors
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", row.Promise, row.Result(), row.Text)
 		if row.Why != "" && names[row.Why] == nil {
 			reasons = append(reasons, row.Why)
 		}

@@ -99,7 +99,7 @@ func partition(c *check) {
 	c.free(second)
 }
 
-// spared checks that a client gets locks while one server doesn't respond, unless that is the leader.
+// spared checks that a client gets locks without one server, unless that is the leader.
 func (c *check) spared() {
 	n := len(c.k.Service.Nodes)
 	var wg sync.WaitGroup
@@ -109,7 +109,7 @@ func (c *check) spared() {
 	for i := range n {
 		for says, how := range map[string]struct {
 			fault linkFault
-			isNew bool // the client
+			isNew bool
 		}{
 			"was silent": {(*faults.Link).Cut, false}, "refused connections": {(*faults.Link).Refuse, false},
 			"refused connections of a new client": {(*faults.Link).Refuse, true},
@@ -234,8 +234,8 @@ func (c *check) freesWithout(i int) error {
 	return nil
 }
 
-// leavesNothing loses the i-th server's reply to a grant, and returns why, after the release, a client that the next server
-// refuses doesn't get the lock: the i-th may still have it.
+// leavesNothing loses the i-th server's reply to a grant. It returns why, after the release, a client that the next server
+// refuses doesn't get the lock, which the i-th may still have.
 func (c *check) leavesNothing(i int) error {
 	if c.k.Fixed { // the lease expires within the limit
 		return nil
@@ -286,7 +286,6 @@ func (c *check) leavesNothing(i int) error {
 	return err
 }
 
-// oneInCommon wipes the only server that both clients reach.
 func (c *check) oneInCommon() {
 	nodes := c.k.Service.Nodes
 	common := len(nodes) / 2
@@ -340,7 +339,6 @@ func (c *check) forget(keys ...string) {
 	}
 }
 
-// lost checks what happens after lose has removed at least the locks of keys.
 func (c *check) lost(after string, lose func(keys ...string)) {
 	stopped := thrice{c: c, last: time.Now()}
 	renewed := func(cl *client) (lasts bool) {

@@ -34,7 +34,7 @@ type simple struct {
 	noTTL        bool
 	patternHeld  bool // a key is held if a prefix of it is
 	randomTokens bool
-	deaf         bool // calls ignore their contexts
+	deaf         bool // to contexts
 	deafClose    bool // waits for the release of all leases
 	queue        bool // waiters leave only if the server replies
 	opaque       bool // no ErrHeld
@@ -42,7 +42,7 @@ type simple struct {
 	tied         bool // a lease's context, to that of its acquisition
 	loadedOnce   bool // the release's script is loaded only by open
 	pings        int  // extra messages of an acquisition
-	ttlAgain     bool // and then two that set the TTL again
+	ttlAgain     bool // then two that set the TTL again
 	claimsTwice  bool // an acquisition first marks the key without a TTL
 	sweeps       bool // a waiter frees an expired lease in another message
 	everybody    bool
@@ -66,7 +66,7 @@ type simple struct {
 	short        bool // a TTL has 32 bits
 	subscribed   bool // waiters retry on a notification or when the lease has expired
 	session      bool // a lock is free once its holder is disconnected
-	anyServer    bool // any reachable server will do
+	anyServer    bool
 	leaks        bool // a goroutine per call
 	leaksClosed  bool // a goroutine per closed client
 	waitsOn      bool
@@ -76,23 +76,23 @@ type simple struct {
 	tryExtends   bool
 	tryConnects  bool
 	majority     bool   // several servers, whose tokens differ
-	unlimited    bool   // and requests to one of them have no time limit of their own
-	anyRenewal   bool   // and one of them is enough to renew a lease
-	opensAll     bool   // and a client needs all of them to open
-	releaseStops int    // and a release stops at an error, for so many seconds after the first
+	unlimited    bool   // requests to one of them have no time limit of their own
+	anyRenewal   bool   // one of them is enough to renew a lease
+	opensAll     bool   // a client needs all of them to open
+	releaseStops int    // a release stops at an error, for so many seconds after the first
 	alone        bool   // acquisitions of a client wait for each other, even if their contexts end
 	busy         bool   // likewise, a release waits for a renewal by hand
 	counter      string // the suffix of the token's key
 	asleep       bool   // waiters retry only on a notification
-	oneCall      bool   // a waiter blocks its client's other acquisitions
-	pooled       bool   // waiters and renewals share ten connections
-	onlyDeadline bool   // cancellation doesn't end a call
+	oneCall      bool
+	pooled       bool // ten connections for waiters and renewals
+	onlyDeadline bool // cancellation doesn't end a call
 	noRelease    bool
 	dropsGrant   bool // a wait that is cancelled as it is granted the lock keeps it
-	waitCloses   bool // a cancelled wait ends what its client holds, as the end of a session does
+	waitCloses   bool // a cancelled wait frees what its client holds, as a session's end does
 	panics       bool
 	tryDeletes   bool // without a reply, whoever holds the lock
-	lateDeletes  bool // a grant that comes after its lease, whoever holds the lock
+	lateDeletes  bool // a grant after its lease has expired, whoever holds the lock
 	lateWaited   bool
 	cleansUp     bool // one owner, and a failed try is undone for a while
 	callTime     bool // the client's time before its request
@@ -139,22 +139,21 @@ type simple struct {
 	counts       bool                    // likewise, and grants are counted
 	hash         func(key []byte) uint32 // replaces the key
 	takes        func(key string) string // what the server takes for the key
-	// Wrappers of calls.
-	releases   func(ctx context.Context, l *lease, release func() error) error
-	acquires   func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error)
-	tryCalls   func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error)
-	observes   func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
-	deafens    bool                                                                 // after an error, waiters wait for the lease to expire
-	deafened   atomic.Bool
-	perKey     bool     // the release of an old lease ends the renewals of its key
-	leases     sync.Map // that are renewed, by key
-	room       int32    // if not 0, how many leases are renewed
-	renewed    atomic.Int32
-	script     *redis.Script // of renewals
-	hopes      bool          // a failed renewal by hand prolongs the lease for its holder
-	spares     bool          // a majority's release skips the servers that didn't reply
-	closeStays bool          // the goroutine of a held lease
-	renewOnce  bool
+	releases     func(ctx context.Context, l *lease, release func() error) error
+	acquires     func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error)
+	tryCalls     func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error)
+	observes     func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
+	deafens      bool                                                                 // after an error, waiters wait for the lease to expire
+	deafened     atomic.Bool
+	perKey       bool     // the release of an old lease ends the renewals of its key
+	leases       sync.Map // that are renewed, by key
+	room         int32    // if not 0, how many leases are renewed
+	renewed      atomic.Int32
+	script       *redis.Script // of renewals
+	hopes        bool          // a failed renewal by hand prolongs the lease for its holder
+	spares       bool          // a majority's release skips the servers that didn't reply
+	closeStays   bool          // the goroutine of a held lease
+	renewOnce    bool
 
 	ahead    *atomic.Int64
 	released atomic.Int32
@@ -355,7 +354,6 @@ func (s *simple) call(ctx context.Context) context.Context {
 	return ctx
 }
 
-// turn waits for the client's other acquisitions, or for a connection of the pool.
 func (s *simple) turn(ctx context.Context) (end func(), err error) {
 	if !s.oneCall && !s.pooled && !s.tryKeeps && !s.mixes {
 		return func() {}, nil
@@ -665,7 +663,6 @@ type reply struct {
 	err error
 }
 
-// mixed returns the next reply to any call.
 func (s *simple) mixed(call func(ctx context.Context) (uint64, error)) func(ctx context.Context) (uint64, error) {
 	return func(ctx context.Context) (uint64, error) {
 		go func() {
@@ -910,7 +907,6 @@ func remembers() func(context.Context, *simple, string, func(context.Context) (s
 	}
 }
 
-// abandons has an abandoned try wait to deliver its result.
 func abandons(ctx context.Context, s *simple, _ string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
 	done := make(chan func() (scenarios.Lease, error))
 	go func() {
@@ -931,7 +927,7 @@ func abandons(ctx context.Context, s *simple, _ string, try func(context.Context
 func leavesWaiter(_ context.Context, s *simple, _ string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
 	began := time.Now()
 	l, err := acquire()
-	if err == nil && time.Since(began) > time.Millisecond { // it has waited
+	if err == nil && time.Since(began) > time.Millisecond {
 		go func() { <-s.closed }()
 	}
 	return l, err
@@ -963,7 +959,7 @@ func (s *simple) granted(ctx context.Context, key string) *lease {
 	return l
 }
 
-// version is the lease's value on the server, if every renewal got a reply.
+// version is the lease's value on the server if every renewal got a reply.
 func (l *lease) version() string { return l.value + strings.Repeat("+", int(l.renews.Load())) }
 
 func isTimeout(err error) bool {

@@ -29,7 +29,7 @@ type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-// network is Redis servers and links in this process. ahead is how far the servers' clocks are ahead.
+// network's ahead is how far the servers' clocks are ahead.
 type network struct {
 	servers map[string]*miniredis.Miniredis // by address
 	ahead   atomic.Int64

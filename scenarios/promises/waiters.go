@@ -51,7 +51,7 @@ func waiterServed(c *check) {
 				c.free(l)
 				time.Sleep(5 * pause)
 			}
-			leaves.stop() // what its client's other waiter shares with it must go on
+			leaves.stop()
 			time.Sleep(pause)
 			heal, err := c.injected(b, fault)
 			if err != nil {
@@ -135,7 +135,7 @@ func waiterCancelled(c *check) {
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
 	const waiters = 40
-	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) }) // at many different moments
+	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) })
 	if c.freeAfter(l, b, key, waiters, "were cancelled"); !c.isDecided() {
 		c.othersCall()
 		c.cancelledAtGrant()
@@ -151,7 +151,6 @@ func (c *check) freeAfter(l scenarios.Lease, cl *client, key string, waiters int
 	c.comesFree(cl, key, fmt.Sprintf("%d of its waiters %s", waiters, how))
 }
 
-// cancelledAtGrant cancels a waiter that has been granted the lock but doesn't know yet.
 func (c *check) cancelledAtGrant() {
 	a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
 	c.connect(b)
