@@ -363,6 +363,7 @@ func TestHolderKilledTable(t *testing.T) {
 	region(t, dir+"README.md", "table: blocked", table(strings.Join(head, " | "), rows...))
 }
 
+// Each subtest that passed requires what its cell says.
 func TestClockSkewTable(t *testing.T) {
 	const dir = "results/redlock/"
 	passed, err := os.ReadFile(dir + "clock-skew.txt")
@@ -387,7 +388,7 @@ func TestClockSkewTable(t *testing.T) {
 func TestRenewalsTable(t *testing.T) {
 	const dir = "results/renewals"
 	waits := map[string][]string{}
-	for _, file := range histories(t)[dir] {
+	for _, file := range histories(t)[dir] { // off, on, writes
 		events := recordedEvents(t, file)
 		var granted []time.Time
 		for _, e := range events {

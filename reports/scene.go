@@ -364,6 +364,7 @@ func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 	return 0, false
 }
 
+// stopped reports whether the holder of l couldn't renew to the end.
 func (s *scene) stopped(l *lease) bool {
 	if l.belief < s.to {
 		return true

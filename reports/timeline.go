@@ -16,6 +16,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
+// Run is a recorded history and its verdict.
 type Run struct {
 	Events []history.Event
 	Result history.Result

@@ -69,6 +69,7 @@ func ReadExperiment(dir string) (*Experiment, []load.Config, error) {
 	return e, configs, nil
 }
 
+// Configs returns the runs in order.
 func (e *Experiment) Configs() (all []load.Config, err error) {
 	for name := range e.Servers {
 		if !slices.Contains(locks.Names(), name) {

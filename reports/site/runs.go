@@ -280,6 +280,7 @@ func (r *run) mostEven() float64 {
 	return float64(r.Sections) * float64(r.Sections) / (float64(n) * squares)
 }
 
+// tooFew reports whether the index is below evenly only because there were too few sections.
 func (r *run) tooFew() bool {
 	most := r.mostEven()
 	return r.Share.Jain < evenly && most < evenly && r.Share.Jain >= most-(1-evenly)

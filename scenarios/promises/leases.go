@@ -176,7 +176,7 @@ func (c *check) waitedFor(a *client) {
 		case <-time.After(2*l.TTL() + c.k.TTL):
 			sure = l.Context().Err() == nil
 			c.free(l)
-			_ = w.pass(c.limit())
+			_ = w.pass(c.limit()) // WaiterServed reports errors
 		}
 		w.stop()
 		return sure
@@ -498,7 +498,7 @@ func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held
 			c.free(old)
 		}
 		l, same := c.take(a, key), c.take(b, held)
-		time.Sleep(l.TTL() / 2)
+		time.Sleep(l.TTL() / 2) // until it has been renewed
 		call(a, key, held, old)
 		time.Sleep(l.TTL() + c.k.TTL)
 		sure = c.still(l, b, key, what)

@@ -26,7 +26,7 @@ type Options struct {
 
 // RestartOptions are the optional settings of a restart.
 type RestartOptions struct {
-	Wipe bool
+	Wipe bool     // delete its data
 	Args []string // replaces those of the last start; nil: the same
 }
 

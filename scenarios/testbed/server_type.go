@@ -108,13 +108,13 @@ type command struct {
 
 type placement struct {
 	Provider Provider
-	Path     string // local only: the program
-	Dir      string // data directory, kept across restarts unless wiped
-	Listen   string
-	Self     int
-	Peers    []peer
-	Joined   []peer
-	More     []string
+	Path     string   // local only: the program
+	Dir      string   // data directory, kept across restarts unless wiped
+	Listen   string   // the IP address to listen on
+	Self     int      // its index in Peers
+	Peers    []peer   // all servers of the group, in order
+	Joined   []peer   // those in group.join, in order
+	More     []string // the user's arguments
 }
 
 // peer is a server as its group sees it.

@@ -91,10 +91,10 @@ func zooKeeperConfig(at placement) string {
 		"maxClientCnxns=0", // unlimited: all clients come from one address
 		"tickTime=" + strconv.FormatInt(zooKeeperTick.Milliseconds(), 10),
 		"maxSessionTimeout=" + strconv.FormatInt(time.Hour.Milliseconds(), 10),
-		"initLimit=50",      // ticks for a follower to catch up
-		"syncLimit=5",       // ticks without an answer before a leader or follower is dropped
-		"preAllocSize=1024", // KiB of a log file, instead of 64 MiB
-		"forceSync=no",
+		"initLimit=50",             // ticks for a follower to catch up
+		"syncLimit=5",              // ticks without an answer before a leader or follower is dropped
+		"preAllocSize=1024",        // KiB of a log file, instead of 64 MiB
+		"forceSync=no",             // data survive a kill, not a power failure
 		"admin.enableServer=false", // it has a port of its own
 		"4lw.commands.whitelist=*",
 		"cnxTimeout=500",                          // ms to connect to a peer in an election; 5 s by default

@@ -74,6 +74,7 @@ type Result struct {
 	Samples []Sample `json:"samples"`
 }
 
+// Machine is where a run was made.
 type Machine struct {
 	OS      string `json:"os"`
 	Arch    string `json:"arch"`
@@ -137,11 +138,11 @@ type Share struct {
 
 // Checks counts broken promises, also in the warm-up, as far as one process can see.
 type Checks struct {
-	// Grants while the holder was in its critical section, not notified of the end of its lease.
+	// Grants of a key while its holder was in its critical section and not notified of the end of its lease.
 	Overlaps int64 `json:"overlaps"`
-	// Grants whose token wasn't greater than the one before.
+	// Grants of a key whose token wasn't greater than the one before.
 	TokenRegressions int64 `json:"token_regressions"`
-	// Grants while the holder was in its critical section after its lease had ended.
+	// Grants of a key while its holder was in its critical section after its lease had ended.
 	Late int64 `json:"late"`
 }
 

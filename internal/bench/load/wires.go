@@ -31,6 +31,7 @@ type message struct {
 	to    chan<- []byte
 }
 
+// NewWires returns wires that delay messages in each direction.
 func NewWires(delay time.Duration) (*Wires, error) {
 	w := &Wires{delay: delay, queue: make(chan message, 1<<16)}
 	w.closed, w.close = context.WithCancel(context.Background())

@@ -171,6 +171,7 @@ func (r *recorder) redisLazy(ctx context.Context) error {
 	}
 	return r.phases(
 		ctx, empty, b.expiry(0), b.fill(),
+		// Every lease began before the fill ended.
 		phase{name: "expire", do: func(ctx context.Context, _ *Line) error { return jitter.Sleep(ctx, b.set.TTL) }},
 		b.check("touch", once, func(end *Line, _ int, token float64) {
 			if token == 2 {

@@ -49,11 +49,13 @@ type EtcdSample struct {
 	Pings
 }
 
+// Sample is a server's state at one moment.
 type Sample struct {
 	Redis *RedisSample `json:"redis,omitempty"`
 	Etcd  *EtcdSample  `json:"etcd,omitempty"`
 }
 
+// String formats s as a line of progress.
 func (s Sample) String() string {
 	p50, most := s.pings().PingP50.Round(time.Microsecond), s.pings().PingMax.Round(time.Microsecond)
 	if r := s.Redis; r != nil {
@@ -112,6 +114,7 @@ func watch(ctx context.Context, ask func(ctx context.Context) (Sample, error), p
 	return s
 }
 
+// Close ends the pings.
 func (s *Server) Close() error {
 	s.cancel()
 	<-s.done
@@ -135,6 +138,7 @@ func (s *Server) Sample(ctx context.Context) (Sample, error) {
 	return out, err
 }
 
+// WatchRedis watches the client's server.
 func WatchRedis(ctx context.Context, client *redis.Client) *Server {
 	return watch(ctx, func(ctx context.Context) (Sample, error) {
 		info, err := client.InfoMap(ctx).Result()

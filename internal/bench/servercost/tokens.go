@@ -76,7 +76,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 			return err
 		}
 		put := func(ctx context.Context, key string) error {
-			_, err := client.Put(ctx, key, "")
+			_, err := client.Put(ctx, key, "") // its reply has the revision
 			return err
 		}
 		add("etcd: Put, a token without a lock", n, func(ctx context.Context, q dlock.Request) error { return put(ctx, "token/"+q.Key) })
