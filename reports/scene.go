@@ -139,7 +139,7 @@ func (s *scene) number(events []history.Event) {
 
 // since is clamped so that differences of two results don't overflow.
 func since(t, start time.Time) time.Duration {
-	const most = time.Duration(1) << 61
+	const most = time.Duration(1) << 61 // 73 years
 	return min(max(t.Sub(start), -most), most)
 }
 

@@ -342,7 +342,7 @@ func (a *axis) usual() (ticks []tick) {
 		return decades(a.min, a.max)
 	}
 	step := math.Pow(10, math.Floor(math.Log10((a.max-a.min)/2)))
-	for _, times := range []float64{2, 2.5, 2} {
+	for _, times := range []float64{2, 2.5, 2} { // 2, 5, 10
 		if (a.max-a.min)/step > 6 {
 			step *= times
 		}

@@ -193,7 +193,7 @@ func (l *line) addWait(x float64, r *run, q float64) {
 		}
 		l.atLeast[len(l.xs)] = true
 	}
-	l.add(x, max(w.Millis, 0.01))
+	l.add(x, max(w.Millis, 0.01)) // where the axis ends
 }
 
 func competitorsOf(hot runs, locks []string, contenders int) runs {
@@ -213,7 +213,7 @@ func handOff(hot runs, lock string) time.Duration {
 	return time.Duration(float64(time.Second) / most)
 }
 
-// ceiling is r's throughput if each critical section took only the work and the hand-off, and how much of it r reached.
+// ceiling is r's throughput if each critical section took only the work of r's holders and the hand-off, and how much of it r reached.
 func ceiling(hot runs, r *run) (perS, share float64) {
 	each := handOff(hot, r.Config.Backend).Seconds()
 	if r.Config.Work > 0 {

@@ -151,7 +151,7 @@ func publishedAt(ctx context.Context, engine *testcontainers.DockerProvider) (st
 	return host, nil
 }
 
-// link creates a network for traffic between servers. Clients use another one.
+// link creates a network on which servers reach each other by name. Clients use another one.
 func (c *containers) link(ctx context.Context) error {
 	// Uninterrupted, or the id might be lost.
 	createCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
@@ -279,7 +279,7 @@ func (c *container) pull(ctx context.Context, image string) error {
 	return &MissingError{c.group.title + " image", `sudo env PATH="$PATH" make images`, err}
 }
 
-// run creates a container, uninterrupted, and returns before the server is ready.
+// run creates a container, uninterrupted, publishes the clients' port, and returns before the server is ready.
 func (c *container) run(ctx context.Context, image string, cmd command) error {
 	labels := map[string]string{labelOwner: owner}
 	port := fmt.Sprintf("%d/tcp", c.group.ports[0])

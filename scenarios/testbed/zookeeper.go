@@ -63,7 +63,7 @@ func zooKeeperCommand(_ context.Context, at placement) (command, error) {
 	c := command{
 		Args: []string{filepath.Base(at.Path), "start-foreground", config},
 		Env: []string{"JMXDISABLE=true", "SERVER_JVMFLAGS=" + strings.Join([]string{
-			"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // starts fast
+			"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // starts fast, and has little to do
 			"-XX:-UsePerfData", // no file in /tmp
 			"-Djava.net.preferIPv4Stack=true",
 			// Only to the console; the last value counts.

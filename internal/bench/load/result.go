@@ -39,7 +39,7 @@ type Config struct {
 // Result is the result of a run, one line of a data.jsonl.
 //
 // An acquisition counts if it was granted or failed in the window, whenever it arrived. Those that still waited at the end are
-// Unserved; [Estimate] counts them, too. BacklogStart + Arrivals = Sections + Failed + Unserved.Count.
+// Unserved. [Estimate] counts all three. BacklogStart + Arrivals = Sections + Failed + Unserved.Count.
 //
 // A wait counts from when the arrival was due (open model) or from the call (closed model).
 type Result struct {

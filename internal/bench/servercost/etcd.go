@@ -74,7 +74,7 @@ func (r *recorder) etcdShared(ctx context.Context) error {
 	})
 }
 
-// etcdLeases grants a lease per key, as sessions do, and lets all expire.
+// etcdLeases grants a lease per key, as a session per lock would, and lets all expire.
 func (r *recorder) etcdLeases(ctx context.Context) error {
 	return r.onEtcd(ctx, "etcd leases", func(client *clientv3.Client, _ *etcdlock.Backend) []phase {
 		set := Set{Seed: r.config.Seed, N: r.config.Etcd.Leases, TTL: r.config.Etcd.LeaseTTL.D()}
