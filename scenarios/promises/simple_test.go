@@ -21,7 +21,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios"
 )
 
-// simple is a correct lock on one Redis; each field introduces one defect.
+// simple is a correct lock on one Redis; each field introduces one defect, which TestBroken or TestBrokenOnce names.
 type simple struct {
 	redis *redis.Client
 	ttl   time.Duration
@@ -32,13 +32,13 @@ type simple struct {
 	queued       bool // the server counts a lease from the start of the wait
 	seconds      bool // TTLs above a second are truncated to seconds
 	noTTL        bool
-	patternHeld  bool // a key is held if a prefix of it is
+	patternHeld  bool
 	randomTokens bool
 	deaf         bool // to contexts
 	deafClose    bool // waits for the release of all leases
 	queue        bool // waiters leave only if the server replies
 	opaque       bool // no ErrHeld
-	neverEnds    bool // a lease's context
+	neverEnds    bool
 	tied         bool // a lease's context, to that of its acquisition
 	loadedOnce   bool // the release's script is loaded only by open
 	pings        int  // extra messages of an acquisition
@@ -48,37 +48,37 @@ type simple struct {
 	everybody    bool
 	getThenSet   bool // by waiters
 	oneLock      bool
-	endless      bool // Until is zero
+	endless      bool
 	releaseOnce  bool // one owner; an expired lease isn't released, nor one twice unless the reply was lost
 	saysNothing  bool // on release
 	sendsOnce    bool // one owner; a release is sent once, unless the lease has expired
 	shortForEver bool // a TTL below a millisecond means none, and its grant is an error
 	absolute     bool // the server gets the expiry by the client's clock
-	tokenOwner   bool // a grant's owner is its token
+	tokenOwner   bool
 	reentrant    bool
-	tokenAfter   bool // minted in another message
-	tokenRead    bool // in another message, after the grant
-	clockToken   bool // the server's time
-	tokenFirst   bool // minted in another message, before the wait
+	tokenAfter   bool
+	tokenRead    bool
+	clockToken   bool
+	tokenFirst   bool
 	tokenByOwner bool // grows only when the client changes
 	tokenEnds    bool // the counter expires with the lease
 	single       bool // a grant frees its client's other lock, as MySQL's GET_LOCK once did
-	short        bool // a TTL has 32 bits
+	short        bool
 	subscribed   bool // waiters retry on a notification or when the lease has expired
 	session      bool // a lock is free once its holder is disconnected
 	anyServer    bool
-	leaks        bool // a goroutine per call
-	leaksClosed  bool // a goroutine per closed client
+	leaks        bool
+	leaksClosed  bool
 	waitsOn      bool
 	late         bool // a release does nothing if its context has ended
-	asksFirst    bool // a release first asks for the owner in another message
+	asksFirst    bool
 	tryTakes     bool // a failed try leaves its owner
 	tryExtends   bool
 	tryConnects  bool
-	majority     bool   // several servers, whose tokens differ
-	unlimited    bool   // requests to one of them have no time limit of their own
-	anyRenewal   bool   // one of them is enough to renew a lease
-	opensAll     bool   // a client needs all of them to open
+	majority     bool // several servers, whose tokens differ
+	unlimited    bool
+	anyRenewal   bool
+	opensAll     bool
 	releaseStops int    // a release stops at an error, for so many seconds after the first
 	alone        bool   // acquisitions of a client wait for each other, even if their contexts end
 	busy         bool   // likewise, a release waits for a renewal by hand
@@ -95,7 +95,7 @@ type simple struct {
 	lateDeletes  bool // a grant after its lease has expired, whoever holds the lock
 	lateWaited   bool
 	cleansUp     bool // one owner, and a failed try is undone for a while
-	callTime     bool // the client's time before its request
+	callTime     bool
 	lost         bool // a release is forgotten if the client is closed within half a second
 	tires        bool // the 20th release of a lock does nothing
 	mutexes      bool // a failed acquisition leaves its client's mutex of the key locked
@@ -114,22 +114,22 @@ type simple struct {
 	kept         atomic.Int32
 	tryWaits     int // so many tries of a client wait for five seconds
 	tries        atomic.Int32
-	failsOpen    bool          // an acquisition without a reply is granted
+	failsOpen    bool
 	polls        time.Duration // how often waiters poll; 0: 10 ms
-	fromWait     bool          // the holder counts a lease from the start of its wait
-	leavesAll    bool          // a waiter that leaves ends its client's other subscriptions, as in endsOthers
+	fromWait     bool
+	leavesAll    bool // a waiter that leaves ends its client's other subscriptions, as in endsOthers
 	left         sync.Map
 	forgets      bool // waiters queue, and lose their position after four seconds
 	timers       bool // the timer of a released lease ends its client's next
 	latest       sync.Map
-	lostStays    bool // its goroutine
+	lostStays    bool
 	tryKeeps     bool // one of its client's 20 connections
 	mixes        bool // the late reply of an abandoned call is taken for the next call's
 	replies      chan reply
 	claims       bool // after a failed try, one that finds the lock held takes it for its own
 	stuck        bool // a failed release leaves its client's mutex for releases locked
 	stuckKey     bool // or that of the key
-	oneRelease   bool // the second release of a lease does nothing, and returns no error
+	oneRelease   bool
 	bucketed     bool // a release is sent only when its client holds no key with the same hash, of 256
 	holds        [256]atomic.Int32
 	restless     bool // renewals don't start again within 400 ms of the last release
@@ -150,9 +150,9 @@ type simple struct {
 	room         int32    // if not 0, how many leases are renewed
 	renewed      atomic.Int32
 	script       *redis.Script // of renewals
-	hopes        bool          // a failed renewal by hand prolongs the lease for its holder
-	spares       bool          // a majority's release skips the servers that didn't reply
-	closeStays   bool          // the goroutine of a held lease
+	hopes        bool
+	spares       bool // a majority's release skips the servers that didn't reply
+	closeStays   bool
 	renewOnce    bool
 
 	ahead    *atomic.Int64
@@ -184,13 +184,13 @@ const (
 	renewForEver    // also when the lease is over and the client closed
 	renewTied
 	renewNothing
-	renewVersion    // changes the value, which the release doesn't know
-	renewUntold     // the holder of a renewed lease isn't told that it is lost
-	renewToTry      // until its client fails to get the lock again
-	renewToRefusal  // until a connection is refused, and the holder isn't told
-	renewFragile    // until one fails
-	renewToLoss     // until its client loses a lease
-	renewTwice      // and then no more
+	renewVersion // changes the value, which the release doesn't know
+	renewUntold  // the holder of a renewed lease isn't told that it is lost
+	renewToTry
+	renewToRefusal // until a connection is refused, and the holder isn't told
+	renewFragile
+	renewToLoss // until its client loses a lease
+	renewTwice
 	renewAlive      // while the server has its data, whoever holds it
 	renewUpserts    // once more after the release, and even if nobody holds it
 	renewUnreleased // until a release has succeeded
@@ -222,9 +222,9 @@ type byHand int
 const (
 	handRight   byHand = iota
 	handBlindly        // prolongs any lease
-	handTakes          // takes a free lock
+	handTakes
 	handShort
-	handLate // the holder counts it from its reply
+	handLate
 	handNothing
 	handAsks
 )
