@@ -185,7 +185,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// order reports whether all tokens of r increase, whether no two are equal, and whether the last is smaller than the one before.
+// order reports whether all tokens of r increase, whether all differ, and whether the last is smaller than the one before.
 func order(t *testing.T, r *reports.Summary) (monotonic, unique, smaller bool) {
 	t.Helper()
 	monotonic, unique = true, true

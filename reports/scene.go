@@ -194,8 +194,7 @@ func (it item) fault() history.Fault {
 
 func (it item) reports(name string) bool { return it.Kind == history.KindReport && it.Name == name }
 
-// roster lists the declared workers, then any others. If workers are declared, any other target of a fault is a server of the
-// lock.
+// roster lists the declared workers, then any others. If workers are declared, other targets of faults are servers of the lock.
 func (s *scene) roster() {
 	known := map[string]bool{"": true, resourceName: true}
 	add := func(name string) {
@@ -224,7 +223,7 @@ func (s *scene) atServer(it item) bool {
 	return it.Kind == history.KindFault && it.Target != resourceName && !slices.Contains(s.workers, it.Target)
 }
 
-// domain leaves out the controller's epilogue, whose events are of what was found after the run.
+// domain leaves out the controller's epilogue: it records what was found after the run, not when.
 func (s *scene) domain() {
 	first := true
 	for _, it := range s.items {
@@ -315,8 +314,8 @@ func (s *scene) grants() {
 	}
 }
 
-// goesOn reports whether the holder of l reports more than its grant before a time. It then held the lock, and its predecessor's
-// release at that time freed nothing.
+// goesOn reports whether the holder of l reports more than its grant before a time. It then held the lock, which its
+// predecessor's release at that time didn't free.
 func (s *scene) goesOn(l lease, before time.Duration) bool {
 	return slices.ContainsFunc(s.items[l.n:], func(it item) bool {
 		return it.Kind == history.KindReport && it.Actor == l.worker && it.at < before
@@ -331,7 +330,7 @@ func (s *scene) deleted(by item) {
 	}
 }
 
-// leaves sets belief to when the holder of l learned that its grant is over, and returns when it released the lock itself, if it
+// leaves sets belief to when the holder of l learned that its grant is over, and returns when the holder released the lock, if it
 // did.
 func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 	limit := time.Duration(1<<63 - 1)
@@ -377,8 +376,8 @@ func (s *scene) stopped(l *lease) bool {
 	return false
 }
 
-// match ties each write that reached the resource to its sender: the last worker granted its token, or of several with that token
-// the one whose entry it adds.
+// match ties each write that reached the resource to its sender: the last worker granted its token, or of several with that
+// token, the one whose entry it adds.
 func (s *scene) match() {
 	sent := make(map[string][]time.Duration)
 	for _, it := range s.items {

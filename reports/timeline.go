@@ -30,7 +30,7 @@ var pageTemplate = template.Must(template.ParseFS(files, "page.html.tmpl", "styl
 // Timeline writes one HTML page of the runs: verdict, drawing to scale, list of all events. Runs of the same scenario share a
 // time axis, in the order of fencing: off, on writes, on.
 //
-// The page needs no script and no network. The same runs give the same bytes. Strings of histories are untrusted, and shown as
+// The page needs no script and no network, and is the same for the same runs. Strings of histories are untrusted, and shown as
 // text. The page says if a history is empty or incomplete.
 func Timeline(w io.Writer, runs ...Run) error {
 	if len(runs) == 0 {

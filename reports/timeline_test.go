@@ -308,7 +308,7 @@ var elements = func() map[string]bool {
 }()
 
 // inspect reads the page as XML, which is stricter than HTML. Ids are unique, references have a target, nothing is loaded from
-// elsewhere, and a drawing's labels are inside of it and don't overlap.
+// elsewhere, and a drawing's labels are inside of it and apart.
 func inspect(t *testing.T, html string) {
 	t.Helper()
 	for _, banned := range []string{"@import", "@font-face", "ZgotmplZ", "NaN", "+Inf", "-Inf", "%!"} {

@@ -129,8 +129,8 @@ func orElse[T any](list []T, one T) []T {
 	return list
 }
 
-// Run runs the experiment of dir/config.json and writes dir/data.jsonl at the end. If sweep isn't empty, only sweeps of that name
-// are run. If seed isn't nil, it overrides the file's.
+// Run runs the experiment of dir/config.json, or only the named sweep if any, and writes dir/data.jsonl at the end. If seed isn't
+// nil, it overrides the file's.
 func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *uint64, progress io.Writer) (err error) {
 	e, configs, err := ReadExperiment(dir)
 	if err != nil {

@@ -54,8 +54,8 @@ const (
 	baton = "baton" // an acquisition takes the only element of a list, a release puts it back
 )
 
-// The locks of this module and of other Go libraries, whose tokens, if any, aren't used. Each is used as its documentation
-// recommends for callers that block until they have the lock, except for the retry interval.
+// The locks of this module and of other Go libraries, whose tokens, if any, aren't used. Except for the retry interval, each is
+// used as its documentation recommends for callers that block until they have the lock.
 var table = []struct {
 	name, service string                          // service is one of [locks.Names] and gives the default addresses
 	module        string                          // "": this module's

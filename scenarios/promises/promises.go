@@ -1,5 +1,5 @@
-// Package promises checks any lock: that it does what users expect, with faults in the middle of calls, and, by running the
-// hazards, what becomes of the data. For a dlock.Backend, dlock/dlocktest is stricter.
+// Package promises checks whether any lock does what users expect, with faults in the middle of calls, and runs the hazards,
+// which show what becomes of the data. For a dlock.Backend, dlock/dlocktest is stricter.
 //
 // Expiry is observed as a successor's grant. A lock counts as held only while the holder's own lease says so. So that a stall of
 // the machine or the servers breaks no promise, a call may take ten seconds longer than its context allows, and a dead holder may
@@ -30,9 +30,9 @@ import (
 
 // Kit is a lock to check, and how to check it.
 type Kit struct {
-	// Service is the lock: its name, Nodes, NoTokens and NoRenew. If it has Fault, which must support wipe and jump of
-	// [scenarios.LockService] and wipe of each node, the kit also restarts the servers without their data and sets their clocks: no
-	// other test may use them meanwhile. If it has Forget, the kit also deletes locks that are held.
+	// Service is the lock: its name, Nodes, NoTokens and NoRenew. With Fault, the kit also restarts the servers without their data
+	// and sets their clocks: no other test may use them meanwhile, and Fault must support wipe and jump of [scenarios.LockService]
+	// and wipe of each node. With Forget, it also deletes locks that are held.
 	Service *scenarios.Service
 	// Open opens a client of the lock. If its leases' Until is zero, only their Context counts. The hazards use the function that
 	// was given to [scenarios.Child].
@@ -47,8 +47,8 @@ type Kit struct {
 	// Only names the promises and hazards to check. None: all.
 	Only []string
 	// Strict fails the test if a promise is broken, if data is lost although its token was checked on reads and writes, or if a
-	// check is inconclusive. It doesn't fail for rows that the lock, the servers or the platform rule out (Excluded), or if no
-	// hazard can run (Report.NoHazards). By default everything is only reported.
+	// check is inconclusive, but not for Excluded rows or if no hazard can run (Report.NoHazards). By default everything is only
+	// reported.
 	Strict bool
 	// Module is the lock's Go module. Reports give its version.
 	Module string

@@ -22,9 +22,9 @@ const (
 // owner labels what this process has in a Docker engine.
 var owner = fmt.Sprintf("%d-%s", os.Getpid(), uuid.NewString())
 
-// watchdog reads this process's directories, and the address of its Docker engine, until the process ends, however it ends. Then
-// it kills the servers in the directories, which only on Linux end with their parent, and removes the directories and what is
-// labelled $0 in the engine. It retries, since a dying server may still write, and the engine may still create something.
+// watchdog reads this process's directories, and the address of its Docker engine, until the process ends. Then it kills the
+// servers in the directories, which only on Linux end with their parent, and removes the directories and what is labelled $0 in
+// the engine. It retries, since a dying server may still write, and the engine may still create something.
 const watchdog = `PATH=$PATH:/usr/bin:/bin
 while IFS= read -r line; do
 	case $line in

@@ -24,8 +24,7 @@ var postgres = serverType{
 	ready:   postgresReady,
 }
 
-// StartPostgres starts a PostgreSQL, or finds the external one, and returns once it answers. User and database are postgres,
-// without a password. Data survive a kill, not a power failure.
+// StartPostgres starts a PostgreSQL with the user and database postgres, without a password.
 func StartPostgres(ctx context.Context, o *Options) (*Server, error) {
 	return startOne(ctx, &postgres, o)
 }

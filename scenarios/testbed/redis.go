@@ -53,8 +53,8 @@ var redisServer = serverType{
 	},
 }
 
-// StartRedis starts a Redis, or finds the external one, and returns once it answers. It allows DEBUG, and keeps nothing on disk
-// unless o.Args say so. If the provider can't use o.Args, the error matches [errors.ErrUnsupported].
+// StartRedis starts a Redis that allows DEBUG, and keeps nothing on disk unless o.Args say so. If the provider can't use o.Args,
+// the error matches [errors.ErrUnsupported].
 func StartRedis(ctx context.Context, o *Options) (*Server, error) {
 	return startOne(ctx, &redisServer, o)
 }

@@ -1,5 +1,6 @@
-// Package testbed starts the real servers that scenarios run against. No server outlives the process: however it ends, a watchdog
-// removes its servers and directories within seconds. To remove containers it needs the docker command.
+// Package testbed starts the real servers that scenarios run against. A Start function returns once its servers answer. Unless
+// its doc says otherwise, their data survive a kill, but not always a power failure. No server outlives the process: however it
+// ends, a watchdog removes its servers and directories within seconds. To remove containers it needs the docker command.
 //
 // The environment chooses the [Provider] of servers:
 //

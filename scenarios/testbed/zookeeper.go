@@ -49,8 +49,8 @@ func zkServer() string {
 // zooKeeperTick is tickTime: sessions expire at its multiples and last at least 2 ticks.
 const zooKeeperTick = 200 * time.Millisecond
 
-// StartZooKeeper starts an ensemble of n members, 1 or 3, named zk1 to zkN, or finds the external one, and returns once all serve
-// clients. Their data survive a kill. All four-letter commands are allowed. Options.Args are lines of zoo.cfg.
+// StartZooKeeper starts an ensemble of n members, 1 or 3, named zk1 to zkN, and returns once all serve clients. All four-letter
+// commands are allowed. Options.Args are lines of zoo.cfg.
 func StartZooKeeper(ctx context.Context, n int, o *Options) (*Cluster, error) {
 	if n != 1 && n != 3 {
 		return nil, fmt.Errorf("testbed: an ensemble of %d ZooKeepers, want 1 or 3", n)

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Waits is the Kaplan-Meier estimate of waits. For acquisitions that failed or still waited at the end only a lower bound is
-// known. Without them a lock that starves some looks fast; counted as served they make every lock look too fast.
+// Waits is the Kaplan-Meier estimate of waits, since only a lower bound is known for acquisitions that failed or still waited at
+// the end. Without them a lock that starves some looks fast; counted as served they make every lock look too fast.
 type Waits struct {
 	Count int64  // granted, failed and still waiting
 	Steps []Step // by Millis

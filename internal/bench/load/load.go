@@ -1,8 +1,8 @@
 // Package load offers load to a lock and measures waits, throughput, the order of grants and fairness.
 //
-// In the open model arrivals come at a given rate, and a wait counts from when the arrival was due, so that a stall shows in
-// every acquisition that came during it (no "coordinated omission"). In the closed model contenders acquire, hold and release
-// repeatedly, which finds a hot key's maximum throughput.
+// In the open model arrivals come at a given rate, and a wait counts from when the arrival was due: a stall shows in every
+// acquisition that came during it (no "coordinated omission"). In the closed model contenders acquire, hold and release
+// repeatedly, which shows a hot key's maximum throughput.
 package load
 
 import (
@@ -72,8 +72,7 @@ func (c *Config) Check() error {
 }
 
 // Run offers the load of c to c.Connections locks from open. If ctx ends in the window, the result says that the run was cut
-// short; before it, that is an error. Failed acquisitions are in the result. An error with a result is from after the run, such
-// as a client that couldn't be closed.
+// short; before it, that is an error. Failed acquisitions are in the result. An error with a result is from after the run.
 func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, error), o Options) (res *Result, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err

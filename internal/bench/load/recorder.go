@@ -122,8 +122,8 @@ func (r *recorder) call(key uint64) (a arrival, ok bool) {
 	return r.arrive(time.Now(), key), true
 }
 
-// offer queues an arrival of the open model. It returns false when no more are due in the window. A late one that was due in it
-// counts as unserved, so that a load that stalls at the end doesn't look better for it.
+// offer queues an arrival of the open model. It returns false when no more are due in the window. One that was due in it but is
+// late counts as unserved: a load that stalls must not look better for it.
 func (r *recorder) offer(due time.Time, key uint64) (more bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

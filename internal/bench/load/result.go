@@ -12,7 +12,7 @@ type Config struct {
 	// A lock of cmd/contend.
 	Backend string `json:"backend"`
 	// The most acquisitions at a time. In the closed model each contender acquires, holds and releases repeatedly. In the open model
-	// they serve arrivals in order; waiting for a contender is part of the wait.
+	// they serve arrivals in order; waiting for one is part of the wait.
 	Contenders int `json:"contenders"`
 	// Clients that the contenders share.
 	Connections int `json:"connections"`
@@ -45,7 +45,7 @@ type Config struct {
 type Result struct {
 	Config  Config    `json:"config"`
 	Machine Machine   `json:"machine"`
-	Start   time.Time `json:"start"`
+	Start   time.Time `json:"start"`     // of the window
 	Seconds float64   `json:"seconds"`   // length of the window; less than Config.Duration if cut short
 	Cut     bool      `json:"cut_short"` // by the user
 

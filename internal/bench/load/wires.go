@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Wires delay every message between clients and servers, in both directions, as a network does. On one host a message takes
-// almost no time, which favours locks that send few messages over locks that wait for few.
+// Wires delay every message between clients and servers, in both directions. On one host a message takes almost no time, which
+// favours locks that send few messages over locks that wait for few.
 //
 // They wrap the clients' connections, since a relay would read and write each message once more. The cost is a timer and some
 // goroutine switches per message. Nothing is lost or reordered, connecting is not delayed, bandwidth is unlimited. A receiver
