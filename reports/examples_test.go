@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// The README's snippet is a test file that runs, without its Example function.
 func TestExample(t *testing.T) {
 	const file = "dlock/redislock/example_test.go"
 	source, err := os.ReadFile("../" + file)

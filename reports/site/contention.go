@@ -213,7 +213,8 @@ func handOff(hot runs, lock string) time.Duration {
 	return time.Duration(float64(time.Second) / most)
 }
 
-// ceiling is r's throughput if each critical section took only the work of r's holders and the hand-off, and how much of it r reached.
+// ceiling is r's throughput if each critical section took only the work of r's holders and the hand-off, and how much of it r
+// reached.
 func ceiling(hot runs, r *run) (perS, share float64) {
 	each := handOff(hot, r.Config.Backend).Seconds()
 	if r.Config.Work > 0 {

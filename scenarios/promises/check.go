@@ -45,7 +45,7 @@ type check struct {
 	ticked  atomic.Int64
 	skipped atomic.Bool // a result was dropped because of a stall
 
-	excluded bool // the servers don't support it
+	excluded bool // ruled out by the lock or its servers
 
 	probing chan struct{} // a semaphore of one
 }
@@ -215,7 +215,7 @@ func (c *check) link(n scenarios.Node) (l *faults.Link, addr string, err error) 
 	return l, addr, err
 }
 
-// opened is a lock that was opened too late: its release closes it.
+// opened is a lock as a lease: its release closes a lock that was opened too late.
 type opened struct {
 	scenarios.Lease
 	lock scenarios.Lock

@@ -157,7 +157,7 @@ func (c *check) spared() {
 	}
 }
 
-// spares returns why a client, new or connected to it, gets no lock without the i-th server.
+// spares returns why a client, new or already connected, gets no lock without the i-th server.
 func (c *check) spares(i int, fault linkFault, isNew bool) error {
 	lose := func(cl *client) error {
 		_, err := c.injected(&client{links: cl.links[i : i+1]}, fault)
