@@ -22,8 +22,8 @@ import (
 // project is fixed, so that the next run removes what a killed one has left.
 const project = "fencelab-check"
 
-// TestCompose runs contenders, workers and a resource in containers until Prometheus, which scrapes them, has data for every
-// query of Grafana's dashboard.
+// TestCompose runs contenders, workers and a resource in containers until Prometheus has data for every query of Grafana's
+// dashboard.
 func TestCompose(t *testing.T) {
 	compose := composeOrSkip(t)
 	profiles := []string{"--profile", "contend", "--profile", "worker"}
@@ -66,7 +66,7 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// queries are those of the dashboard, by panel.
+// queries returns the dashboard's queries, by panel.
 func queries(t *testing.T) map[string]string {
 	t.Helper()
 	b, err := os.ReadFile("grafana/fencelab.json")
@@ -94,7 +94,7 @@ func has(prometheus, expr string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = resp.Body.Close() }() // it has been read
+	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return false, err
@@ -123,7 +123,7 @@ func imagesEnv() []string {
 	return []string{"--env-file", "../testdata/images/images.env"}
 }
 
-// composeOrSkip returns docker compose. It skips the test without Docker, unless FENCELAB_STRICT is set.
+// composeOrSkip returns docker compose. Without Docker it skips the test, unless FENCELAB_STRICT is set.
 func composeOrSkip(t *testing.T) func(args ...string) (stdout string) {
 	t.Helper()
 	var command []string

@@ -27,7 +27,7 @@ const (
 	hues     = 6
 )
 
-// Prints with one decimal.
+// px prints with one decimal.
 type px float64
 
 func (p px) String() string { return strconv.FormatFloat(math.Round(float64(p)*10)/10, 'f', -1, 64) }
@@ -46,7 +46,7 @@ const (
 	faultMark
 )
 
-// An entry of the legend: a shape for a mark, a box for an interval.
+// sign is an entry of the legend: a shape for a mark, a box for an interval.
 type sign struct{ Class, Words, Shape, Pattern string }
 
 var marks = [...]sign{
@@ -91,7 +91,6 @@ func (l *lane) top() float64    { return l.y + lanePad }
 func (l *lane) bottom() float64 { return l.top() + barH }
 func (l *lane) mid() float64    { return l.top() + barH/2 }
 
-// Layers, from back to front.
 const (
 	grounds = iota
 	boxes
@@ -102,7 +101,7 @@ const (
 	layers
 )
 
-// Lanes from top to bottom: the lock, the workers, the network if it held something, the resource. So grants come from
+// chart has lanes from top to bottom: the lock, the workers, the network if it held something, the resource. So grants come from
 // above and writes go down.
 type chart struct {
 	*scene
@@ -115,7 +114,7 @@ type chart struct {
 	network        *lane // nil: nothing was held
 	workers        []*lane
 	layer          [layers]strings.Builder
-	used           map[string]bool // classes, for the legend
+	used           map[string]bool
 }
 
 func draw(s *scene, id, title string, from, to time.Duration) *drawing {
@@ -403,8 +402,8 @@ func (c *chart) inForce() (all []fault) {
 	return all
 }
 
-// intervals draws each lease in the lock's lane and in its holder's, there with a dashed outline for as long as the
-// holder believed in it after its end.
+// intervals draws each lease in the lock's lane and in its holder's, there with a dashed outline while the holder believed in it
+// after its end.
 func (c *chart) intervals() {
 	faults := c.inForce()
 	for _, f := range faults {
@@ -476,13 +475,12 @@ func (c *chart) interrupted(worker string, from, to time.Duration) bool {
 	})
 }
 
-// carries reports whether a write was on its way while its sender's messages were held.
+// carries reports whether a write was in flight while its sender's messages were held.
 func (s span) carries(w write) bool {
 	return s.target == w.worker && s.from <= w.decision.at && w.sent <= s.to && w.decision.at > w.sent
 }
 
-// arrows draws each write from its sender to the resource. Of several on the same pixels one is drawn; stale ones are
-// on top.
+// arrows draws each write from its sender to the resource. Of several on the same pixels one is drawn; stale ones are on top.
 func (c *chart) arrows() {
 	seen := map[string]bool{}
 	for _, w := range c.writes {
@@ -513,8 +511,7 @@ func (c *chart) arrows() {
 	}
 }
 
-// points marks events at their exact times. Of decisions that would overlap, only the gravest is drawn; the rows below
-// have all.
+// points marks events at their exact times. Of decisions that would overlap, only the gravest is drawn; the rows below have all.
 func (c *chart) points() {
 	x, gravest := math.Inf(-1), noMark
 	flush := func() {

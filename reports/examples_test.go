@@ -14,12 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestExample: the README's snippet is a test that runs, without its Example, and short.
+// The README's snippet is a test file that runs, without its Example function.
 func TestExample(t *testing.T) {
 	const file = "dlock/redislock/example_test.go"
 	source, err := os.ReadFile("../" + file)
 	require.NoError(t, err)
-	_, code, _ := strings.Cut(string(source), "\n\n") // behind the package
+	_, code, _ := strings.Cut(string(source), "\n\n") // after the package clause
 	code, _, _ = strings.Cut(code, "\n// The lock from the connection")
 	for _, its := range []string{"log", "github.com/alicebob/miniredis/v2"} {
 		code = strings.Replace(code, "\t\""+its+"\"\n", "", 1)
@@ -46,7 +46,7 @@ var (
 
 // TestNames: identifiers, tests, files and make's targets on those pages exist.
 func TestNames(t *testing.T) {
-	dirs := map[string][]string{} // of packages, by name
+	dirs := map[string][]string{}
 	for _, root := range []string{"dlock", "resource", "scenarios", "faults"} {
 		require.NoError(t, filepath.WalkDir("../"+root, func(p string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
@@ -88,7 +88,6 @@ func TestNames(t *testing.T) {
 	require.Greater(t, checked, 80, "names")
 }
 
-// declares reports whether the package in dir declares an identifier.
 func declares(t *testing.T, dir, name string) bool {
 	t.Helper()
 	files, err := filepath.Glob(dir + "/*.go")
@@ -103,7 +102,7 @@ func declares(t *testing.T, dir, name string) bool {
 	return false
 }
 
-// TestRecordedResults checks what the late write's page says of where it was recorded, except the machine.
+// TestRecordedResults checks where the late write's page says that it was recorded, except the machine.
 func TestRecordedResults(t *testing.T) {
 	const dir = "results/late-write"
 	var said []string

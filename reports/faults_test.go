@@ -44,8 +44,8 @@ func TestCutOff(t *testing.T) {
 	require.NotContains(t, page, "believes it holds", "it knows better from 29 ms on")
 }
 
-// Two holders at once, of one token: the first lease ends where the lock service gave it away and not at its release,
-// and each write is its sender's.
+// Two holders have the same token: the first lease ends when the second is granted, not at its release, and each write is its
+// sender's.
 func TestTwoHolders(t *testing.T) {
 	write := func(by string) history.Event {
 		e := decision("write", 1, 1, false)

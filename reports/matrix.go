@@ -37,8 +37,8 @@ func (s *Summary) sign() string {
 	return safeSign
 }
 
-// Cell returns the results of runs with fencing off, on writes alone, and on, as in "✕ ✓ ✓": ✕ violated, ✓ safe, ✓! safe
-// with the live holder refused, ? inconclusive, · not run. The worst run of a mode counts.
+// Cell returns the results of runs with fencing off, on writes alone, and on, as in "✕ ✓ ✓": ✕ violated, ✓ safe, ✓! safe with the
+// live holder refused, ? inconclusive, · not run. The worst run of a mode counts.
 func Cell(runs []Summary) string {
 	var words []string
 	for _, mode := range modes {
@@ -53,8 +53,8 @@ func Cell(runs []Summary) string {
 	return strings.Join(words, " ")
 }
 
-// Matrix writes Markdown: a table with a row for each hazard, or several where results differ between
-// locks, and the [Tally]. About, if not nil, returns a sentence on a hazard.
+// Matrix writes Markdown: a table with a row for each hazard, or several where results differ between locks, and the [Tally].
+// About, if not nil, returns a sentence on a hazard.
 func Matrix(w io.Writer, runs []Summary, about func(hazard string) string) error {
 	hazards, locks := map[string]map[string][]Summary{}, map[string]bool{} // runs by lock
 	for _, r := range runs {

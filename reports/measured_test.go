@@ -13,7 +13,6 @@ import (
 	"github.com/fencelab/fencelab/reports/site"
 )
 
-// measured are a benchmark's metrics, by benchmark and unit.
 func measured(t *testing.T, file string) map[string]map[string]float64 {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -23,7 +22,6 @@ func measured(t *testing.T, file string) map[string]map[string]float64 {
 	return all
 }
 
-// metric requires that it is there.
 func metric(t *testing.T, all map[string]map[string]float64, name, unit string) float64 {
 	t.Helper()
 	require.Contains(t, all, name)
@@ -31,7 +29,7 @@ func metric(t *testing.T, all map[string]map[string]float64, name, unit string) 
 	return all[name][unit]
 }
 
-// round is x with two significant digits, or all before the point.
+// round rounds x to two significant digits, or to a whole number.
 func round(x float64) string {
 	digits := 0
 	if a := math.Abs(x); a > 0 && a < 10 {
@@ -40,7 +38,6 @@ func round(x float64) string {
 	return strconv.FormatFloat(x, 'f', digits, 64)
 }
 
-// TestCompareAndSwap makes the page's table from the recorded benchmark, and checks the page's claims.
 func TestCompareAndSwap(t *testing.T) {
 	const dir = "results/compare-and-swap/"
 	all := measured(t, dir+"bench.txt")

@@ -106,7 +106,7 @@ func TestPromisesTable(t *testing.T) {
 	region(t, page, "table: facts", facts(byLock))
 }
 
-// facts are what reports say of promises that were kept: of each, once, and of which locks.
+// facts lists each observation about kept promises once, with its locks.
 func facts(byLock map[string][]promises.Report) string {
 	var all []string
 	by := map[string][]string{}
@@ -133,7 +133,7 @@ func facts(byLock map[string][]promises.Report) string {
 	return table("what breaks no promise | locks", rows...)
 }
 
-// number matches a token or a message's number, which differ from run to run.
+// number matches numbers that differ from run to run.
 var number = regexp.MustCompile(`(token was|one before|number) \d+`)
 
 func versions(byLock map[string][]promises.Report) string {

@@ -24,7 +24,7 @@ const (
 	matrix = "results/matrix/matrix.jsonl"
 )
 
-// histories are by folder: SCENARIO_LOCK_FENCING.jsonl.
+// histories are SCENARIO_LOCK_FENCING.jsonl, by folder.
 func histories(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob("results/*/*_*_*.jsonl")
@@ -46,7 +46,6 @@ func recordedEvents(t *testing.T, file string) []history.Event {
 	return events
 }
 
-// TestResults checks pages against their histories.
 func TestResults(t *testing.T) {
 	for dir, files := range histories(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -84,7 +83,6 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// TestPictures checks the README's pictures against the recorded page.
 func TestPictures(t *testing.T) {
 	page, err := os.ReadFile("results/pause-exceeds-ttl/timeline.html")
 	require.NoError(t, err)
@@ -152,7 +150,6 @@ var harmless = map[string]string{
 	"SecondResourceUntouched": "nobody but the stale holder has touched the second resource",
 }
 
-// TestClaims checks the pages' claims against the matrix.
 func TestClaims(t *testing.T) {
 	all := summaries(t, matrix)
 	locks := map[string]map[string]bool{}
@@ -188,8 +185,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// order reports whether each token of r is greater than the one before, whether no two are equal, and whether the last
-// is smaller than the one before.
+// order reports whether all tokens of r increase, whether all differ, and whether the last is smaller than the one before.
 func order(t *testing.T, r *reports.Summary) (monotonic, unique, smaller bool) {
 	t.Helper()
 	monotonic, unique = true, true
@@ -253,7 +249,7 @@ func TestPages(t *testing.T) {
 			b, err := os.ReadFile(page)
 			require.NoError(t, err)
 			for _, name := range command.FindAllString(string(b), -1) {
-				requireTest(t, "", name) // or the beginning of one, as -run has it
+				requireTest(t, "", name) // or the beginning of one
 			}
 			var own []reports.Summary
 			for _, file := range recorded[filepath.Dir(page)] {
@@ -367,7 +363,7 @@ func TestHolderKilledTable(t *testing.T) {
 	region(t, dir+"README.md", "table: blocked", table(strings.Join(head, " | "), rows...))
 }
 
-// TestClockSkewTable makes the clock sweep's table from the subtests that passed; each requires what its cell says.
+// Each subtest that passed requires what its cell says.
 func TestClockSkewTable(t *testing.T) {
 	const dir = "results/redlock/"
 	passed, err := os.ReadFile(dir + "clock-skew.txt")
@@ -379,7 +375,7 @@ func TestClockSkewTable(t *testing.T) {
 		for i, by := range steps {
 			require.Contains(t, string(passed), fmt.Sprintf("--- PASS: TestClockSkew/%d_nodes_ahead_by_%s ", n, by))
 			cell := "one holder"
-			if n >= 3 && i >= 4 { // as the test has it
+			if n >= 3 && i >= 4 {
 				cell = "**two**, late write refused"
 			}
 			row = append(row, cell)
@@ -389,7 +385,6 @@ func TestClockSkewTable(t *testing.T) {
 	region(t, dir+"README.md", "table: clock skew", table("clocks ahead | "+strings.Join(steps, " | "), rows...))
 }
 
-// TestRenewalsTable checks when the successor was granted the lock.
 func TestRenewalsTable(t *testing.T) {
 	const dir = "results/renewals"
 	waits := map[string][]string{}

@@ -10,7 +10,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// A scene is a history prepared for drawing. It knows no coordinates.
+// scene is a history prepared for drawing, without coordinates.
 type scene struct {
 	run     history.Run
 	items   []item // by time; at the same instant as recorded
@@ -47,7 +47,7 @@ type lease struct {
 	until  time.Duration // end promised by the grant
 	solid  time.Duration // certainly held until here
 	end    time.Duration // certainly free from here
-	belief time.Duration // the holder knows that it is over
+	belief time.Duration // when the holder knows that it is over
 	how    ending
 }
 
@@ -143,8 +143,8 @@ func since(t, start time.Time) time.Duration {
 	return min(max(t.Sub(start), -most), most)
 }
 
-// mark finds writes that were accepted though stale, or accepted and then lost, in the order of recording and by the
-// judge's rule.
+// mark finds writes that were accepted though stale, or accepted and then lost, by the judge's rule and in the order of
+// recording.
 func (s *scene) mark(events []history.Event, lost []string) {
 	type fence struct{ token, seq uint64 }
 	greatest := make(map[string]fence)
@@ -194,8 +194,7 @@ func (it item) fault() history.Fault {
 
 func (it item) reports(name string) bool { return it.Kind == history.KindReport && it.Name == name }
 
-// roster lists the declared workers, then any others. If workers are declared, any other target of a fault is a server
-// of the lock.
+// roster lists the declared workers, then any others. If workers are declared, other targets of faults are servers of the lock.
 func (s *scene) roster() {
 	known := map[string]bool{"": true, resourceName: true}
 	add := func(name string) {
@@ -245,7 +244,6 @@ func (s *scene) faults() {
 	s.cut = s.during(history.CutOff)
 }
 
-// during pairs the faults that put their targets into a state with their undos.
 func (s *scene) during(state history.State) []span {
 	var spans []span
 	current := make(map[string]int)
@@ -266,9 +264,9 @@ func (s *scene) during(state history.State) []span {
 	return spans
 }
 
-// grants derives each lease's end. Renewals aren't reported, so a lease counts as held until its owner released it. One
-// that was never released ended at the latest when the next was granted, and at the earliest when it expired or, if its
-// holder was frozen, when the holder could last renew.
+// grants derives each lease's end. Renewals aren't reported, so a lease counts as held until its owner released it. One that was
+// never released ended at the latest when the next was granted, and at the earliest when it expired or, if its holder was frozen,
+// when the holder could last renew.
 func (s *scene) grants() {
 	for _, it := range s.items {
 		if !it.reports(history.Acquired) {
@@ -316,15 +314,14 @@ func (s *scene) grants() {
 	}
 }
 
-// goesOn reports whether the holder of l reports more than its grant before a time. It then held the lock, and its
-// predecessor's release at that time freed nothing.
+// goesOn reports whether the holder of l reports more than its grant before a time. It then held the lock, which its
+// predecessor's release at that time didn't free.
 func (s *scene) goesOn(l lease, before time.Duration) bool {
 	return slices.ContainsFunc(s.items[l.n:], func(it item) bool {
 		return it.Kind == history.KindReport && it.Actor == l.worker && it.at < before
 	})
 }
 
-// deleted ends the lease that another worker's release freed.
 func (s *scene) deleted(by item) {
 	for i := range s.leases {
 		if l := &s.leases[i]; l.worker != by.Actor && l.from <= by.at && by.at < l.end {
@@ -333,8 +330,8 @@ func (s *scene) deleted(by item) {
 	}
 }
 
-// leaves sets belief to when the holder of l learned that its grant is over, and returns when it released the lock
-// itself, if it did.
+// leaves sets belief to when the holder of l learned that its grant is over, and returns when the holder released the lock, if it
+// did.
 func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 	limit := time.Duration(1<<63 - 1)
 	for _, later := range s.leases[i+1:] {
@@ -366,7 +363,7 @@ func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 	return 0, false
 }
 
-// The holder of l couldn't renew to the end.
+// stopped reports whether the holder of l couldn't renew to the end.
 func (s *scene) stopped(l *lease) bool {
 	if l.belief < s.to {
 		return true
@@ -379,8 +376,8 @@ func (s *scene) stopped(l *lease) bool {
 	return false
 }
 
-// match ties each write that reached the resource to its sender: the last worker granted its token, or of several with
-// that token the one whose entry it adds.
+// match ties each write that reached the resource to its sender: the last worker granted its token, or of several with that
+// token, the one whose entry it adds.
 func (s *scene) match() {
 	sent := make(map[string][]time.Duration)
 	for _, it := range s.items {
@@ -497,7 +494,7 @@ func (it item) sentence() string {
 	}
 }
 
-// reportWords are what workers report, in the drawing and in the list. Without a label the drawing has the name.
+// reportWords are reports' words in the drawing and in the list. Without a label the drawing has the name.
 var reportWords = map[string]struct{ label, sentence string }{
 	history.Held:           {"found it held", "found the lock held by another"},
 	history.Read:           {"", "read the ledger"},

@@ -17,7 +17,6 @@ const (
 	costsDir = "results/token-costs/"
 )
 
-// serverCosts checks that data matches its config.
 func serverCosts(t *testing.T, dir string) []servercost.Line {
 	t.Helper()
 	f, err := os.Open(dir + "data.jsonl")
@@ -76,7 +75,6 @@ func etcdPhases(lines []servercost.Line, run string) string {
 	return table("phase | took | keys/s | revision | keys | leases | file | in use | RSS | longest read", rows...)
 }
 
-// TestTenMillionKeys checks the page's tables and findings against its data.
 func TestTenMillionKeys(t *testing.T) {
 	lines := serverCosts(t, keysDir)
 	region(t, keysDir+"README.md", "machine", machine(lines))
@@ -92,7 +90,7 @@ func TestTenMillionKeys(t *testing.T) {
 	require.EqualValues(t, 10_000_000, c.Redis.Keys, "the page speaks of ten million")
 	active, lazy := servercost.Phases(lines, "redis active"), servercost.Phases(lines, "redis lazy")
 	used := func(l servercost.Line) float64 { return float64(l.Redis.UsedMemory) }
-	peak := 0.0 // of the run with active expiry, while it was filled
+	peak := 0.0 // with active expiry, while it was populated
 	for _, l := range lines {
 		if l.Run == "redis active" && l.Phase == "fill" {
 			peak = max(peak, used(l))

@@ -13,7 +13,7 @@ const (
 	near     = 36.0 // events closer than this share a stem
 )
 
-// textWidth is enough room for s in any common font; nothing is measured.
+// textWidth is an upper estimate for common fonts.
 func textWidth(s string) float64 {
 	w := 0.0
 	for _, r := range s {
@@ -53,7 +53,7 @@ func (n note) width() float64 {
 
 type stack struct {
 	rows  []note
-	x, x1 float64 // the first event and the last
+	x, x1 float64
 	left  bool    // the rows are left of the first event, not right of the last
 	a, b  float64 // the interval that it covers
 	base  int     // rows left free above its first

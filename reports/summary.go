@@ -21,8 +21,8 @@ type Summary struct {
 	TTL      history.Duration `json:"ttl"` // the lease of the worker that the fault hits
 	Verdict  history.Verdict  `json:"verdict"`
 	Stale    int              `json:"stale"`   // accepted writes whose fence was not greater than all accepted before
-	Refused  int              `json:"refused"` // refused writes and reads
-	Lost     []string         `json:"lost"`    // entries that were accepted and are missing
+	Refused  int              `json:"refused"` // writes and reads
+	Lost     []string         `json:"lost"`    // accepted entries that are missing
 	Writers  []string         `json:"writers"` // the entries of accepted writes, in order
 	// The grants in order, each with its token's rank among the run's: "A#2".
 	Tokens []string `json:"tokens"`
@@ -86,7 +86,7 @@ func SortSummaries(all []Summary) {
 
 var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// EncodeSummaries writes one JSON line a run.
+// EncodeSummaries writes one JSON line per run.
 func EncodeSummaries(w io.Writer, all []Summary) error {
 	enc := json.NewEncoder(w)
 	for i := range all {

@@ -64,7 +64,6 @@ func TestCell(t *testing.T) {
 	}
 }
 
-// TestMatrixRows: locks that agree share a row, and a lock that doesn't has one of its own.
 func TestMatrixRows(t *testing.T) {
 	var runs []reports.Summary
 	for _, lock := range []string{"etcd", "redis"} {

@@ -8,7 +8,7 @@ import (
 	"unicode"
 )
 
-// clean makes untrusted s safe to read. The template escapes HTML.
+// clean replaces what isn't safe to read in untrusted s. The template escapes HTML.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsGraphic(r) {
@@ -26,7 +26,7 @@ func short(s string, limit int) string {
 	return string(r)
 }
 
-// Number formats v with three significant digits, or all before the point, and commas: "0.123", "12,345".
+// Number formats v with commas and three significant digits, or as a whole number: "0.123", "12,345".
 func Number(v float64) string {
 	if v == 0 {
 		return "0"

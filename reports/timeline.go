@@ -27,11 +27,11 @@ var files embed.FS
 
 var pageTemplate = template.Must(template.ParseFS(files, "page.html.tmpl", "style.css"))
 
-// Timeline writes one HTML page of the runs: verdict, drawing to scale, list of all events. Runs of the same scenario
-// share a time axis, in the order of fencing: off, on writes, on.
+// Timeline writes one HTML page of the runs: verdict, drawing to scale, list of all events. Runs of the same scenario share a
+// time axis, in the order of fencing: off, on writes, on.
 //
-// The page needs no script and no network. The same runs give the same bytes. Strings of histories are untrusted, and
-// shown as text. The page says if a history is empty or incomplete.
+// The page needs no script and no network, and is the same for the same runs. Strings of histories are untrusted, and shown as
+// text. The page says if a history is empty or incomplete.
 func Timeline(w io.Writer, runs ...Run) error {
 	if len(runs) == 0 {
 		return errors.New("reports: no runs to draw")
@@ -46,7 +46,6 @@ func Timeline(w io.Writer, runs ...Run) error {
 	return nil
 }
 
-// The template's data.
 type (
 	page struct {
 		Title  string
@@ -104,7 +103,6 @@ func newPage(runs []Run) page {
 	return p
 }
 
-// draw uses one time axis for the group's runs.
 func (g *group) draw() {
 	from, to := g.Runs[0].scene.from, g.Runs[0].scene.to
 	for _, p := range g.Runs {

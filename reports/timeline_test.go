@@ -52,7 +52,7 @@ func decision(op string, token, seq uint64, enforced bool) history.Event {
 	}
 }
 
-// An entry is gone at the end if the last value of its own ledger lacks it.
+// An entry is lost if the last value of its own ledger lacks it.
 func TestGoneAtTheEnd(t *testing.T) {
 	write := func(key string, token uint64, value string) history.Event {
 		return history.Event{Actor: "resource", Kind: history.KindDecision, Op: "write", Key: key, Token: token, Seq: 1, Accepted: true, Value: value}
@@ -134,7 +134,7 @@ func fault(name, target string) history.Event {
 	return history.Event{Actor: "controller", Kind: history.KindFault, Name: name, Target: target}
 }
 
-// How leases end that no recorded page has, in the text alternative.
+// Endings of leases that no recorded page has, in the text alternative.
 func TestLeaseEndings(t *testing.T) {
 	const ms = time.Millisecond
 	for name, c := range map[string]struct {
@@ -164,7 +164,6 @@ func TestLeaseEndings(t *testing.T) {
 	}
 }
 
-// An incomplete history is shown as far as it goes, and the page says what is missing.
 func TestIncompleteHistories(t *testing.T) {
 	swapped := build(acquired("A", 1, time.Second), report("A", history.Read), report("A", history.Released))
 	swapped[1], swapped[2] = swapped[2], swapped[1]
@@ -208,7 +207,6 @@ func TestIncompleteHistories(t *testing.T) {
 	require.Error(t, reports.Timeline(io.Discard), "no runs at all")
 }
 
-// No string of a history becomes markup, or leaves the page.
 func TestHostileHistory(t *testing.T) {
 	const attack = `<script>alert(1)</script>"'><img src=x onerror=alert(1)>]]>-->{{.}}&amp;</style></title></svg>`
 	bad := attack + "\x00\x1b[31m\u202eevil\u2066\xff\ufeff" + strings.Repeat("long ", 400)
@@ -309,8 +307,8 @@ var elements = func() map[string]bool {
 	return m
 }()
 
-// inspect reads the page as XML, which is stricter than HTML. Ids are unique, references have a target, nothing is loaded
-// from elsewhere, and a drawing's labels are inside of it and apart.
+// inspect reads the page as XML, which is stricter than HTML. Ids are unique, references have a target, nothing is loaded from
+// elsewhere, and a drawing's labels are inside of it and apart.
 func inspect(t *testing.T, html string) {
 	t.Helper()
 	for _, banned := range []string{"@import", "@font-face", "ZgotmplZ", "NaN", "+Inf", "-Inf", "%!"} {
@@ -360,7 +358,6 @@ type node struct {
 	Children []node     `xml:",any"`
 }
 
-// all yields n and what is below it.
 func (n node) all(yield func(node) bool) {
 	if !yield(n) {
 		return

@@ -25,11 +25,11 @@ import (
 // Experiment is a config.json: runs, made one after the other on one machine.
 type Experiment struct {
 	About string `json:"about"`
-	// How lock services are started; others have the testbed's defaults.
+	// How lock services are started; others use the testbed's defaults.
 	Servers map[string]ServerSpec `json:"servers"`
 	// For what a sweep doesn't set.
 	Defaults load.Config `json:"defaults"`
-	// How many times all sweeps are run, since a machine's speed changes within minutes; 0: once.
+	// How often all sweeps are run, since a machine's speed changes within minutes; 0: once.
 	Rounds int     `json:"rounds"`
 	Sweeps []Sweep `json:"sweeps"`
 }
@@ -129,8 +129,8 @@ func orElse[T any](list []T, one T) []T {
 	return list
 }
 
-// Run runs the experiment of dir/config.json and writes dir/data.jsonl at the end. With a sweep it runs only the sweeps
-// of that name. A seed overrides that of the file.
+// Run runs the experiment of dir/config.json, or only the named sweep if any, and writes dir/data.jsonl at the end. If seed isn't
+// nil, it overrides the file's.
 func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *uint64, progress io.Writer) (err error) {
 	e, configs, err := ReadExperiment(dir)
 	if err != nil {
@@ -171,17 +171,17 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *ui
 			_, _ = fmt.Fprintln(progress, s.Text)
 		}
 	}
-	partial := file + ".partial" // in case not all runs are made
+	partial := file + ".partial"
 	saved, err := os.OpenFile(partial, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, saved.Close()) }()
 	id := uuid.NewString()[:8] // leases left behind by an earlier run have other keys
-	var faults []error         // returned at the end: they are results too
+	var faults []error         // returned at the end
 	for i, c := range todo {
 		s := started[Service(c.Backend)]
-		// Each has a process of its own, so that none starts with another's garbage.
+		// In its own process, so that none starts with another's garbage.
 		res, err := Job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.Text}.runAlone(ctx)
 		if res != nil && res.Cut {
 			res, err = nil, cmp.Or(err, errors.New("it was cut short"))
@@ -212,7 +212,7 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *ui
 	return errors.Join(append(faults, os.Remove(partial))...)
 }
 
-// others returns the lines of all runs outside of the sweep, which must be in the file.
+// others returns the file's lines of all runs outside of the sweep, which must be there.
 func others(file, sweep string, configs []load.Config) (lines map[load.Config][]byte, err error) {
 	lines = map[load.Config][]byte{}
 	if sweep == "" {

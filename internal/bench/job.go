@@ -27,8 +27,8 @@ type Job struct {
 	Server string
 }
 
-// Check returns an error if this machine can't run c. [load.Config.Check] ignores the machine, so that records of
-// other machines can be read.
+// Check returns an error if this machine can't run c. [load.Config.Check] ignores the machine, so that other machines' records
+// can be read.
 func Check(c load.Config) error {
 	if n := runtime.NumCPU(); c.Processors > n {
 		return fmt.Errorf("-processors %d; there are %d here, and 0 is all of them", c.Processors, n)
@@ -66,7 +66,7 @@ func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(l
 // ChildEnv marks a process that reads a [Job] from standard input and writes its result.
 const ChildEnv = "FENCELAB_CONTEND_CHILD"
 
-// Child is its main function.
+// Child is the main function of such a process.
 func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	var j Job
 	if err := json.NewDecoder(stdin).Decode(&j); err != nil {
@@ -79,7 +79,6 @@ func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	return errors.Join(err, json.NewEncoder(stdout).Encode(res))
 }
 
-// runAlone runs j in a child process, which is killed if ctx ends.
 func (j Job) runAlone(ctx context.Context) (*load.Result, error) {
 	b, err := json.Marshal(j)
 	if err != nil {

@@ -21,24 +21,23 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Spec says which lock, and where.
+// Spec is a lock and where it is.
 type Spec struct {
 	Lock       string
-	Addrs      []string // none: the usual ones on this host
+	Addrs      []string // none: the defaults on this host
 	TTL        time.Duration
 	Registerer prometheus.Registerer // for the metrics of this module's locks; may be nil
 	// How long redlock and rueidislock wait for a reply; 0: their defaults.
 	Patience time.Duration
-	// Connects to the servers, if not nil.
-	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	Dial     func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	service string
 	retry   time.Duration
 }
 
-// Retry intervals, where the caller chooses them. With a long one the last holder takes the lock again, over and over,
-// while the others sleep: the highest throughput, and starvation. With a short one many retries leave little of the
-// server to the holder. bsm/redislock's examples have 100 ms; redsync draws from 50 to 250 ms.
+// Retry intervals, where the caller chooses them. Long ones raise throughput through reacquisition by the last holder, and starve
+// others. With short ones, retries leave little of the server to the holder. bsm/redislock's examples have 100 ms; redsync draws
+// from 50 to 250 ms.
 const (
 	shortRetry = 10 * time.Millisecond
 	longRetry  = 100 * time.Millisecond
@@ -55,12 +54,12 @@ const (
 	baton = "baton" // an acquisition takes the only element of a list, a release puts it back
 )
 
-// The locks of this module, and of other Go libraries, whose fencing tokens, if any, aren't used. Each is used as its
-// documentation recommends for callers that block until they have the lock, except for the retry interval.
+// The locks of this module and of other Go libraries, whose tokens, if any, aren't used. Except for the retry interval, each is
+// used as its documentation recommends for callers that block until they have the lock.
 var table = []struct {
-	name, service string                          // one of [locks.Names], whose addresses it takes
-	module        string                          // "" if it is this module's
-	retry         time.Duration                   // 0: it chooses
+	name, service string                          // service is one of [locks.Names] and gives the default addresses
+	module        string                          // "": this module's
+	retry         time.Duration                   // 0: the lock chooses
 	open          func(s Spec) (load.Lock, error) // nil: openOurs
 }{
 	{locks.Redis, locks.Redis, "", 0, nil},
@@ -96,7 +95,7 @@ func Names() (all []string) {
 // Service returns the lock service of a lock, one of [locks.Names].
 func Service(lock string) string { return table[slices.Index(Names(), lock)].service }
 
-// library returns the module and version of another library.
+// library returns the module and version of another library's lock.
 func library(lock string) string {
 	module := table[slices.Index(Names(), lock)].module
 	if info, ok := debug.ReadBuildInfo(); ok && module != "" {
@@ -153,7 +152,7 @@ func openOurs(ctx context.Context, s Spec) (load.Lock, error) {
 	return fromBackend(b, s, share)
 }
 
-// fromBackend has no renewals, so that leases are like those of the others.
+// fromBackend has no renewals, so that leases are like those of the other locks.
 func fromBackend(b dlock.Backend, s Spec, share dlock.Share) (load.Lock, error) {
 	l, err := dlock.New(b, &dlock.Options{TTL: s.TTL, Registerer: s.Registerer, Share: share})
 	if err != nil {
@@ -165,7 +164,7 @@ func fromBackend(b dlock.Backend, s Spec, share dlock.Share) (load.Lock, error) 
 			return load.Lease{}, err
 		}
 		order := h.Fence()
-		if share.Sections > 0 { // sections of a lease are ordered by their number
+		if share.Sections > 0 { // critical sections of a lease are ordered by seq
 			_, seq := h.Next()
 			order = order<<10 | seq // Sections fits
 		}
@@ -173,10 +172,10 @@ func fromBackend(b dlock.Backend, s Spec, share dlock.Share) (load.Lock, error) 
 	}}, nil
 }
 
-// ServerSpec says how a lock service is started.
+// ServerSpec is how to start a lock service.
 type ServerSpec struct {
-	Nodes int      `json:"nodes"` // of etcd and ZooKeeper: 1 or 3; 0 is 3
-	Args  []string `json:"args"`  // further arguments of each server
+	Nodes int      `json:"nodes"` // of etcd and ZooKeeper: 1 or 3; 0: 3
+	Args  []string `json:"args"`
 }
 
 // Servers is a started lock service.

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { testmain.Run(m) }
 
-// TestContended: every lock, with clients of its own and with a shared one, excludes, has tokens if it says so, works
-// after a cancelled wait, and works over wires.
+// TestContended: every lock, with a client per contender and a shared one, over wires, excludes, has its tokens, and survives a
+// cancelled wait.
 func TestContended(t *testing.T) {
 	byService := map[string][]string{}
 	for _, l := range table {
@@ -55,8 +55,8 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 	require.NoError(t, err)
 	defer wires.Close()
 	var dialled atomic.Bool
-	// On a busy machine a reply takes longer than the defaults: rueidislock's is 20 ms. It then deletes what it may have locked,
-	// without a notification to its own client, whose waiters may wait for ever.
+	// On a busy machine a reply takes longer than rueidislock's default of 20 ms. It then deletes what it may have locked without
+	// notifying its own client, whose waiters may wait for ever.
 	s := Spec{Lock: lock, Addrs: addrs, TTL: c.TTL.D(), Patience: time.Minute, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		dialled.Store(true)
 		return wires.Dial(ctx, network, addr)
@@ -66,9 +66,9 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 	if library(lock) == "" {
 		by = "token"
 	}
-	const enough = 20  // each has been served several times, and has had others before it
-	for i := range 2 { // those who waited at the end of the first run have left nothing behind for longer than a TTL
-		if library(lock) != "" { // that is more than others promise: redsync can leave votes, until they run out
+	const enough = 20  // each is served several times, after others
+	for i := range 2 { // the first run's waiters must leave nothing behind for longer than a TTL
+		if library(lock) != "" { // redsync can leave votes until they expire
 			c.Prefix = fmt.Sprintf("%s/%d/", t.Name(), i)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -111,9 +111,8 @@ func TestNames(t *testing.T) {
 	require.ErrorContains(t, err, `there is no lock service "memcached"`)
 }
 
-// TestEtcdMutexNobodyThere: an acquisition ends with its context, or after a while.
 func TestEtcdMutexNobodyThere(t *testing.T) {
-	t.Parallel() // it waits
+	t.Parallel()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	addr := ln.Addr().String()

@@ -16,13 +16,14 @@ import (
 	"github.com/fencelab/fencelab/internal/cli"
 )
 
-// openEtcdMutex: concurrency.Mutex, with sessions that are reused: two acquisitions of one session would share the lock.
+// openEtcdMutex uses concurrency.Mutex with a session per acquisition, since two of one session would share the lock, and reuses
+// sessions.
 func openEtcdMutex(s Spec) (load.Lock, error) {
 	c, err := clientv3.New(clientv3.Config{Endpoints: s.Addrs, Logger: zap.NewNop(), DialOptions: s.spec().EtcdDial()})
 	if err != nil {
 		return load.Lock{}, fmt.Errorf("bench: etcd: %w", err)
 	}
-	ttl := max(1, int((s.TTL+time.Second-1)/time.Second)) // in seconds
+	ttl := max(1, int((s.TTL+time.Second-1)/time.Second))
 	idle := make(chan *concurrency.Session, 1<<16)
 	session := func(ctx context.Context) (*concurrency.Session, error) {
 		select {
@@ -52,7 +53,7 @@ func openEtcdMutex(s Spec) (load.Lock, error) {
 		}
 		m := concurrency.NewMutex(s, "/"+key)
 		if err := m.Lock(ctx); err != nil {
-			// The key may be left in the queue, where it would block others while the session lives.
+			// The key may still be queued, and would block others while the session lives.
 			return load.Lease{}, errors.Join(err, s.Close())
 		}
 		return load.Lease{
@@ -68,7 +69,6 @@ func openEtcdMutex(s Spec) (load.Lock, error) {
 	}}, nil
 }
 
-// openZKLock: a zk.Lock for each acquisition, on one session.
 func openZKLock(s Spec) (load.Lock, error) {
 	conn, _, err := zk.Connect(s.Addrs, max(2*s.TTL, 10*time.Second), zk.WithLogger(silent{}), zk.WithDialer(s.spec().ZKDialer()))
 	if err != nil {

@@ -59,7 +59,6 @@ type owned struct {
 
 func (o owned) Close() error { return errors.Join(o.Backend.Close(), o.client.Close()) }
 
-// openRedsync: a Mutex for each acquisition, as in its README.
 func openRedsync(s Spec) (load.Lock, error) {
 	var pools []syncredis.Pool
 	var clients []*redis.Client
@@ -93,7 +92,7 @@ func openRedsync(s Spec) (load.Lock, error) {
 	}}, nil
 }
 
-// openRedislock: Obtain with a linear backoff, as in its examples. Without a deadline it gives up after one TTL.
+// openRedislock uses Obtain with a linear backoff, as its examples do. Without a deadline it gives up after one TTL.
 func openRedislock(s Spec) (load.Lock, error) {
 	c, err := connect(s)
 	if err != nil {
@@ -114,10 +113,9 @@ func openRedislock(s Spec) (load.Lock, error) {
 	}}, nil
 }
 
-// openRueidislock: the settings of its README for one Redis since 7.0.5: a majority of one key, and no notifications of
-// the client's own changes. All else is at its defaults, even TryNextAfter: no reply may take longer than its 20 ms,
-// though there is no next key. A thousand clients on two cores exceed that; with 2 s throughput was two to three times
-// as high.
+// openRueidislock uses the settings that its README gives for one Redis since 7.0.5: a majority of one key, and no notifications
+// of the client's own changes. All else is at its defaults, even TryNextAfter, which limits replies to 20 ms although there is no
+// next key. A thousand clients on two cores exceed that; with 2 s throughput was two to three times as high.
 func openRueidislock(s Spec) (load.Lock, error) {
 	o := rueidis.ClientOption{InitAddress: s.Addrs}
 	if len(s.Addrs) == 1 {
@@ -144,7 +142,7 @@ func openRueidislock(s Spec) (load.Lock, error) {
 		held, cancel, err := l.WithContext(ctx, key)
 		return load.Lease{
 			Lost:    func() bool { return held.Err() != nil },
-			Release: func(context.Context) error { cancel(); return nil }, // it returns no error
+			Release: func(context.Context) error { cancel(); return nil },
 		}, err
 	}}, nil
 }
@@ -166,7 +164,7 @@ func openBaton(s Spec) (load.Lock, error) {
 	if err != nil {
 		return load.Lock{}, err
 	}
-	var made sync.Map // keys whose list has had its element
+	var made sync.Map
 	return load.Lock{Close: c.Close, Acquire: func(ctx context.Context, key string) (load.Lease, error) {
 		if _, ok := made.Load(key); !ok {
 			if err := makeBaton.Run(ctx, c, []string{key, key + ":made"}).Err(); err != nil {

@@ -14,7 +14,7 @@ import (
 
 // Progress returns a function that writes a line to w for each second of samples.
 func Progress(w io.Writer) func(load.Sample) {
-	var acc load.Sample // since the last line, with its T
+	var acc load.Sample
 	return func(s load.Sample) {
 		acc.Sections, acc.Failed = acc.Sections+s.Sections, acc.Failed+s.Failed
 		acc.P50, acc.P99 = max(acc.P50, s.P50), max(acc.P99, s.P99)
@@ -86,7 +86,7 @@ func Summary(r *load.Result) string {
 	return b.String()
 }
 
-// waits are quantiles of all waits, unserved ones included; 1 is the longest.
+// waits formats quantiles of all waits, including unserved ones; 1 is the longest.
 func waits(r *load.Result, quantiles ...float64) string {
 	w, err := load.Estimate(r)
 	if err != nil {

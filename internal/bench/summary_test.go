@@ -10,7 +10,6 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// latency is n equal times.
 func latency(t *testing.T, d time.Duration, n int64) load.Latency {
 	t.Helper()
 	h := hdr.New(100, int64(time.Hour), 3)
@@ -20,7 +19,6 @@ func latency(t *testing.T, d time.Duration, n int64) load.Latency {
 	return load.Latency{Count: n, HDR: string(b)}
 }
 
-// TestSummaryWaits: unserved and failed acquisitions count.
 func TestSummaryWaits(t *testing.T) {
 	res := &load.Result{Wait: latency(t, time.Millisecond, 950), Unserved: latency(t, 900*time.Millisecond, 30), FailedAfter: latency(t, 900*time.Millisecond, 20)}
 	require.Contains(t, Summary(res), "\n  wait       p50 1.0 ms  p90 1.0 ms  p99 > 900 ms  p999 > 900 ms  max > 900 ms\n")
@@ -33,7 +31,6 @@ func TestSummaryWaits(t *testing.T) {
 	require.Equal(t, "p50 1.0 ms  p99 unknown  max 1.0 ms", waits(&load.Result{Wait: latency(t, time.Millisecond, 99)}, 0.5, 0.99, 1))
 }
 
-// TestSummary omits what is unknown.
 func TestSummary(t *testing.T) {
 	res := &load.Result{Config: load.Config{Backend: "redis", Keys: 1, Rate: 200}, Pacer: load.Latency{Count: 1, P50: 2, Max: 150}}
 	require.Regexp(t, `\n  pacer late +p50 2\.0 ms .* max 150 ms\n`, Summary(res))
@@ -42,7 +39,6 @@ func TestSummary(t *testing.T) {
 	require.NotContains(t, Summary(&load.Result{}), "  pacer late")
 }
 
-// TestBroken: contend fails if the lock doesn't exclude or its tokens don't increase.
 func TestBroken(t *testing.T) {
 	require.NoError(t, Broken(&load.Result{}))
 	require.ErrorContains(t, Broken(&load.Result{Checks: load.Checks{Overlaps: 2}}), "2 times")

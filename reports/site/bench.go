@@ -55,7 +55,7 @@ func updates(data []byte) (*derived, error) {
 		return nil, err
 	}
 	var rows []string
-	most, least := 0.0, math.Inf(1) // of what cas works for an update of one key
+	most, least := 0.0, math.Inf(1) // times that cas does the work for one update
 	tail := panel{heading: "99 % of updates take less than, ms", x: axis{log: true, min: math.Inf(1)}}
 	work := panel{heading: "times that the work is done for one update", x: axis{log: true, min: 0.9}}
 	ways := []line{

@@ -41,7 +41,7 @@ func ink(name string) string {
 			return "var(--" + name + "," + p.light + ")"
 		}
 	}
-	return ink("ink") // a lock without a look of its own
+	return ink("ink")
 }
 
 type look struct {
@@ -155,7 +155,7 @@ func (p *picture) glyph(l look, at point) {
 	_, _ = fmt.Fprintf(p, `<path style="stroke:%s;fill:%s" stroke-width="1.4" transform="translate(%.1f %.1f)" d="%s" />`+"\n", ink(l.color), ink(fill), at.x, at.y, l.glyph)
 }
 
-// The name must be unique on a page.
+// svg requires a name that is unique on the page.
 func (c *chart) svg(name string) []byte {
 	var body picture
 	y := 5.0
@@ -269,7 +269,7 @@ func (p *panel) draw(b *picture, top float64) float64 {
 	}
 	for i := range p.lines {
 		l := &p.lines[i]
-		for _, j := range slices.Sorted(maps.Keys(l.atLeast)) { // an arrow that points up
+		for _, j := range slices.Sorted(maps.Keys(l.atLeast)) {
 			pt := at(l, j)
 			b.stroke(l.look.color, "", 1.1, point{pt.x, pt.y - 3}, point{pt.x, pt.y - 11}, point{pt.x - 3, pt.y - 8}, point{pt.x, pt.y - 11}, point{pt.x + 3, pt.y - 8})
 		}
@@ -361,7 +361,7 @@ func decades(lo, hi float64) (ticks []tick) {
 	return ticks
 }
 
-// logAxis goes from one power of ten to another. Zero has no logarithm: it is below everything else, as "none".
+// logAxis goes from one power of ten to another. Zero is below everything else, as "none".
 func logAxis(label string, values ...[]float64) axis {
 	lo, hi, none := math.Inf(1), math.Inf(-1), false
 	for _, v := range slices.Concat(values...) {

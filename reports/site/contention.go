@@ -99,7 +99,6 @@ func hotTable(hot runs, cell func(*run) string) string {
 	return table(head, rows)
 }
 
-// processTable has the runs of contenders that are goroutines of one process.
 func processTable(some runs) string {
 	var rows [][]string
 	for _, lock := range some.locks() {
@@ -124,7 +123,6 @@ func waitsCell(r *run) string {
 	return fmt.Sprintf("%s, %s, %s", r.cell(0.5), r.cell(0.99), r.cell(0.999))
 }
 
-// Median and 99th percentile, in ms.
 func releaseCell(r *run) string {
 	switch {
 	case r.Release.Count == 0:
@@ -198,14 +196,13 @@ func (l *line) addWait(x float64, r *run, q float64) {
 	l.add(x, max(w.Millis, 0.01)) // where the axis ends
 }
 
-// Other libraries' locks, with no work.
 func competitorsOf(hot runs, locks []string, contenders int) runs {
 	return hot.where(func(r *run) bool {
 		return r.Machine.Library != "" && r.Config.Contenders == contenders && r.Config.Work == 0 && slices.Contains(locks, r.Config.Backend)
 	})
 }
 
-// handOff is the shortest critical section of a lock without work: from a release to the next.
+// handOff is the shortest critical section of a lock without work, from a release to the next.
 func handOff(hot runs, lock string) time.Duration {
 	most := 0.0
 	for _, n := range hot.contenders() {
@@ -216,8 +213,8 @@ func handOff(hot runs, lock string) time.Duration {
 	return time.Duration(float64(time.Second) / most)
 }
 
-// ceiling is r's throughput if each critical section took only the work of r's holders and the hand-off, and how much
-// of it r reached.
+// ceiling is r's throughput if each critical section took only the work of r's holders and the hand-off, and how much of it r
+// reached.
 func ceiling(hot runs, r *run) (perS, share float64) {
 	each := handOff(hot, r.Config.Backend).Seconds()
 	if r.Config.Work > 0 {
@@ -373,7 +370,7 @@ func contentionClaims(all runs) (list []claim) {
 		part float64
 	}{{"with the most throughput", fastest, 15}, {"with the shortest tail", shortestTail, 10}} {
 		s := best(competitorsOf(hot, redis, crowd), c.by)
-		a, b := r.waits.Quantile(0.99), s.waits.Quantile(0.99) // if b is a lower bound, so much the better
+		a, b := r.waits.Quantile(0.99), s.waits.Quantile(0.99) // if b is a lower bound, the true ratio is even better
 		add(!a.Longer && a.Millis <= b.Millis/c.part, fmt.Sprintf("%d contenders: p99 of waits at most 1/%.0f of that of the other library %s", crowd, c.part, c.name),
 			fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.cell(0.99), reports.Number(b.Millis), shown(s.Config.Backend), reports.Number(a.Millis/b.Millis))+
 				map[bool]string{true: ", or less", false: ""}[b.Longer])

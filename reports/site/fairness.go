@@ -79,7 +79,7 @@ func tails(closed runs) *chart {
 	return c
 }
 
-// The words say that it is a lower bound.
+// trim: the words say that it is a lower bound.
 func trim(cell string) string { return strings.TrimPrefix(cell, "> ") }
 
 func tailsOf(all runs, locks []string) *chart {

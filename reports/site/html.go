@@ -29,8 +29,7 @@ var page = template.Must(template.New("page").Parse(pageSource))
 
 var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
 
-// HTML returns a site of the results: an index, a page for each, and the files that pages link to. It needs no server
-// and no network.
+// HTML returns a static site of the results: an index, a page for each, and the files that pages link to.
 func HTML(results fs.FS) (Files, error) {
 	out := Files{}
 	pages, err := fs.Glob(results, "*/README.md")
@@ -85,7 +84,7 @@ func render(results fs.FS, name string, source []byte, out Files) error {
 	text = strings.ReplaceAll(strings.ReplaceAll(text, "<table>", `<div class="scroll" tabindex="0" role="region" aria-label="table"><table>`), "</table>", "</table></div>")
 	text = figure.ReplaceAllString(text, `<td class="num">$1</td>`)
 	text = mark.ReplaceAllStringFunc(text, func(m string) string { return `<span class="` + marks[m] + `">` + m + "</span>" })
-	const timeline = "timeline.html" // the runs' histories
+	const timeline = "timeline.html"
 	drawn, err := fs.ReadFile(results, path.Join(dir, timeline))
 	switch {
 	case err == nil:

@@ -22,7 +22,6 @@ type run struct {
 	rounds runs // the runs of the same config, this one included, by round; set by medians
 }
 
-// In recorded order.
 type runs []*run
 
 func decodeRuns(data []byte) (runs, error) {
@@ -71,8 +70,8 @@ func experiment(data []byte, goals func(all runs) []claim) (runs, *derived, erro
 	}}, nil
 }
 
-// medians are one run of each config, with its rounds: the one with the median throughput, or in the open model with
-// the median p99. Of two in the middle it is the worse.
+// medians returns one run of each config, with its rounds: that with the median throughput or, in the open model, the median p99.
+// Of two in the middle it is the worse.
 func (all runs) medians() (runs, error) {
 	var configs []load.Config
 	rounds := map[load.Config]runs{}
@@ -131,8 +130,7 @@ func (r *run) starved() (starved, without int) {
 	return starved, without
 }
 
-// times is the median of the rounds' ratios, since runs of one round follow each other; of two in the middle, the
-// lesser.
+// times is the median of the rounds' ratios, since runs of one round follow each other; of two in the middle, the lesser.
 func (r *run) times(s *run) (ratio float64, from string) {
 	var ratios []float64
 	for i := range r.rounds {
@@ -189,14 +187,13 @@ func distinct[R any, T comparable](all []R, of func(R) T) (list []T) {
 
 func backend(r *run) string { return r.Config.Backend }
 
-// otherNames are the names of other libraries' locks on pages, where the recorded ones could be taken for this module's.
+// otherNames replace names of other libraries' locks that could be taken for this module's.
 var otherNames = map[string]string{
 	"redislock": "bsm/redislock", "redislock-100ms": "bsm/redislock-100ms", "etcd-mutex": "concurrency.Mutex", "zk-lock": "go-zookeeper",
 }
 
 func shown(lock string) string { return cmp.Or(otherNames[lock], lock) }
 
-// shownIn is a lock's name in a table: this module's are bold.
 func (all runs) shownIn(lock string) string {
 	if r := first(all.by(lock)); r != nil && r.own() && otherNames[lock] == "" {
 		return "**" + lock + "**"
@@ -204,7 +201,6 @@ func (all runs) shownIn(lock string) string {
 	return shown(lock)
 }
 
-// locks: this module's first.
 func (all runs) locks() []string {
 	return append(distinct(all.where((*run).own), backend), distinct(all.where(func(r *run) bool { return !r.own() }), backend)...)
 }
@@ -274,7 +270,6 @@ func (r *run) tail() float64 {
 	}
 }
 
-// The least Jain's index that counts as even.
 const evenly = 0.999
 
 // mostEven is the greatest possible Jain's index of r: some contenders have one critical section more than others.
@@ -285,7 +280,7 @@ func (r *run) mostEven() float64 {
 	return float64(r.Sections) * float64(r.Sections) / (float64(n) * squares)
 }
 
-// tooFew: the index is below evenly only because there were too few sections.
+// tooFew reports whether the index is below evenly only because there were too few sections.
 func (r *run) tooFew() bool {
 	most := r.mostEven()
 	return r.Share.Jain < evenly && most < evenly && r.Share.Jain >= most-(1-evenly)
@@ -296,7 +291,6 @@ func (r *run) even() bool {
 	return r.Share.Jain >= evenly || r.tooFew() && r.Sections >= int64(r.Config.Contenders)
 }
 
-// The goals of a lock with a queue.
 func fair(says string, r *run) []claim {
 	even := claim{says: says + "Jain's index at least 0.999"}
 	fed := claim{says: says + "nobody starves"}
@@ -314,7 +308,6 @@ func fair(says string, r *run) []claim {
 	return []claim{even, fed, tail}
 }
 
-// Markdown.
 func table(head []string, rows [][]string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(head, " | "), strings.Repeat(" --- |", len(head)))
@@ -328,7 +321,7 @@ type claim struct {
 	says     string
 	measured string
 	holds    bool
-	open     bool // the data is not enough to tell
+	open     bool // too little data to tell
 }
 
 func claims(list []claim) string {

@@ -1,5 +1,5 @@
-// Package site makes charts and tables of the recorded results, and a site of all pages, from the data alone. The data must have all runs
-// that goals and titles name.
+// Package site makes charts and tables of the recorded results, and a site of all pages, from the data alone. The data must have
+// all runs that goals and titles name.
 package site
 
 import (
@@ -31,8 +31,7 @@ var sources = []struct {
 // Files are contents by path relative to a folder, with slashes.
 type Files map[string][]byte
 
-// Pages returns the charts made from the data in the results folder, and the pages with tables made from it. Results
-// without data are skipped.
+// Pages returns the charts and the pages' tables, made from the data in the results folder. Results without data are skipped.
 func Pages(results fs.FS) (Files, error) {
 	out := Files{}
 	for _, s := range sources {

@@ -25,7 +25,6 @@ const recorded = "../results"
 
 var recordedPages = sync.OnceValues(func() (Files, error) { return Pages(os.DirFS(recorded)) })
 
-// TestRecorded: charts and tables match their data, and every chart is on a page.
 func TestRecorded(t *testing.T) {
 	folder := os.DirFS(recorded)
 	pages, err := recordedPages()
@@ -46,7 +45,6 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestHTML: well-formed drawings, working links, and nothing from the network.
 func TestHTML(t *testing.T) {
 	files, err := HTML(os.DirFS(recorded))
 	require.NoError(t, err)
@@ -80,7 +78,6 @@ func TestHTML(t *testing.T) {
 	}
 }
 
-// TestBrokenPage: a dead link, one out of the site, a missing chart, and a page without heading are errors.
 func TestBrokenPage(t *testing.T) {
 	for _, page := range []string{"# A\n[b](gone)\n", "# A\n[b](../README.md)\n", "# A\n![b](gone.svg)\n", "A\n"} {
 		_, err := HTML(fstest.MapFS{"README.md": {Data: []byte(page)}})
@@ -88,7 +85,6 @@ func TestBrokenPage(t *testing.T) {
 	}
 }
 
-// TestNames: names from the data are escaped.
 func TestNames(t *testing.T) {
 	line := `{"scenario":"HolderKilled","lock":"a<b","server":"","fencing":"on","ttl":"1s","verdict":"safe","stale":0,"refused":0,"lost":[],"writers":[],"tokens":[],"blocked":"1s"}`
 	files, err := Pages(fstest.MapFS{"holder-killed/runs.jsonl": {Data: []byte(line + "\n" + strings.ReplaceAll(line, "1s", "2s") + "\n")}})
@@ -104,7 +100,6 @@ var recordedRuns = sync.OnceValues(func() (runs, error) {
 	return decodeRuns(data)
 })
 
-// goals is the table of the recorded runs with some of them changed.
 func goals(t *testing.T, change func(r *load.Result)) string {
 	t.Helper()
 	all, err := recordedRuns()
@@ -193,7 +188,6 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// TestPage keeps a page's words. A table without a place, and a place without a table, are errors.
 func TestPage(t *testing.T) {
 	tables := map[string]string{"goals": "| goal |\n", "rates": "| rate |\n"}
 	const page = "# Words\n<!-- report: goals -->\nwhat was there\n<!-- end report: goals -->\nand\n<!-- report: rates -->\n<!-- end report: rates -->\nmore\n"
@@ -213,7 +207,6 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestData: impossible data is refused, and the error names the run.
 func TestData(t *testing.T) {
 	good := load.Result{Config: load.Config{Backend: "redis", Contenders: 2}, Seconds: 1}
 	lines := func(all ...load.Result) string {
@@ -246,7 +239,6 @@ func TestData(t *testing.T) {
 	require.Empty(t, none, "what isn't recorded yet has no charts")
 }
 
-// TestCharts: well-formed, with text alternatives and colours for dark screens.
 func TestCharts(t *testing.T) {
 	files, err := recordedPages()
 	require.NoError(t, err)

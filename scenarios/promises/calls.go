@@ -37,7 +37,7 @@ func releaseRepeated(c *check) {
 	l := c.take(a, key)
 	c.slow(pause, a)
 	release := func() { c.free(l) }
-	c.together(release, release, release, release) // one that panics breaks the promise
+	c.together(release, release, release, release)
 	c.comesFree(c.client(), key, "four releases at once")
 }
 
@@ -45,7 +45,7 @@ func releaseRetried(c *check) {
 	c.releasesOn()
 	c.othersLast()
 	c.often(func() (sure bool) {
-		a, other, key := c.times(10), c.client(), newKey() // at the worst the lock comes free when the lease ends
+		a, other, key := c.times(10), c.client(), newKey() // at worst the lock comes free when the lease expires
 		l := c.take(a, key)
 		c.during(a, (*faults.Link).LoseReplies, releasing(l))
 		later, err := c.acquire(a, key)
@@ -53,7 +53,7 @@ func releaseRetried(c *check) {
 			c.cannot("after a release whose reply was lost its client got no lock: %v", err)
 		}
 		c.free(l)
-		sure = c.stays(later, other, key, "a release whose reply had been lost was retried,") // its client may retry it, too
+		sure = c.stays(later, other, key, "a release whose reply had been lost was retried,") // its client may retry the release, too
 		c.free(later)
 		return sure
 	})
@@ -65,16 +65,15 @@ func releaseRetried(c *check) {
 	}
 }
 
-// releasesOn checks that a client whose release got no reply still releases, the same lease and others. Another client's release
-// after each that hangs shows that it isn't the servers.
+// releasesOn: after each release that hangs, another client's shows whether the servers are the cause.
 func (c *check) releasesOn() {
 	a, b := c.lasting(), c.client()
 	l := c.take(a, newKey())
 	r := c.during(a, (*faults.Link).LoseReplies, releasing(l))
-	if !r.returned { // EndsWithContext says so
+	if !r.returned { // EndsWithContext reports it
 		return
 	}
-	next := c.take(a, newKey()) // it is connected again
+	next := c.take(a, newKey())
 	for _, l := range []scenarios.Lease{l, next} {
 		hangs := 0
 		for ; hangs < 4; hangs++ {
@@ -95,7 +94,6 @@ func (c *check) releasesOn() {
 	}
 }
 
-// othersLast checks that a call that gets no reply leaves its client's other leases alone.
 func (c *check) othersLast() {
 	for what, call := range map[string]func(a *client, gone scenarios.Lease) call{
 		"a release of another lock": func(_ *client, gone scenarios.Lease) call { return releasing(gone) },
@@ -115,13 +113,12 @@ func (c *check) othersLast() {
 	}
 }
 
-// during makes a brief call while a fault is in force.
 func (c *check) during(cl *client, fault linkFault, f call) result {
 	defer c.inject(cl, fault)()
 	return c.briefly(f)
 }
 
-// endsWithConnection waits for a lease to end with the connections that a fault has closed, as a session may.
+// endsWithConnection waits for a lease to end with its connections, as a session's may.
 func (c *check) endsWithConnection(l scenarios.Lease) bool { return c.ends(l, patience/10) }
 
 func releaseStale(c *check) {
@@ -144,7 +141,7 @@ func releaseStale(c *check) {
 	})
 }
 
-// After a late message, the lock is tried every pause, looks times at most.
+// After a late message, the lock is polled every pause, at most looks times.
 const (
 	looks = 20
 	pause = 20 * time.Millisecond
@@ -158,7 +155,7 @@ func releaseLate(c *check) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			l := c.take(a, key)
 			deliver := c.inject(a, fault)
-			go c.within(c.limit(), releasing(l)) // what asks first frees the lock then
+			go c.within(c.limit(), releasing(l)) // a lock whose release first asks for the holder frees it then
 			later, err := c.acquire(b, key)
 			if err != nil {
 				c.blocked(key, "after a release that was held nobody had got the lock in %v or more: %v", c.limit(), err)
@@ -173,7 +170,7 @@ func releaseLate(c *check) {
 	}
 }
 
-// ownRelease has a client get locks again while its releases of them are on their way, on other connections if it has several.
+// ownRelease has a client acquire locks again while its releases are in flight, on other connections if it has several.
 func (c *check) ownRelease(what string, fault linkFault) {
 	const locks = 8 // either message may arrive first
 	a, b := c.times(2), c.client()
@@ -184,7 +181,7 @@ func (c *check) ownRelease(what string, fault linkFault) {
 			panic(errStop)
 		}
 	}
-	each(2*locks, func(i int) { // so that there are connections for all
+	each(2*locks, func(i int) { // opens connections for all
 		key := newKey()
 		if l := c.take(a, key); i < locks {
 			keys[i], leases[i] = key, l
@@ -204,14 +201,13 @@ func (c *check) ownRelease(what string, fault linkFault) {
 	time.Sleep(pause)
 	deliver()
 	each(locks, func(i int) {
-		if l, err := again[i].served(c.limit()); err == nil { // HolderReturns says why not
+		if l, err := again[i].served(c.limit()); err == nil { // HolderReturns reports errors
 			c.stays(l, b, keys[i], what)
 			c.free(l)
 		}
 	})
 }
 
-// holdReplies holds replies until it heals.
 var holdReplies = delaying(time.Hour)
 
 const refusedTry = "an acquisition that was refused"
@@ -229,7 +225,7 @@ func acquireLate(c *check) {
 		held := c.take(b, theirs)
 		heal := c.inject(a, fault)
 		r := c.briefly(trying(a, key))
-		if what == refusedTry && errors.Is(c.briefly(trying(a, key)).err, dlock.ErrHeld) { // by now its connection is gone
+		if what == refusedTry && errors.Is(c.briefly(trying(a, key)).err, dlock.ErrHeld) { // its connection is closed by now
 			c.notes("%s returned that another client held the lock, which nobody had touched", what)
 		}
 		heal()
@@ -238,7 +234,7 @@ func acquireLate(c *check) {
 			c.breaks("TryAcquire returned a lease without a reply")
 			continue
 		}
-		c.still(held, a, theirs, what+", of another lock,") // a client may take its late reply for another
+		c.still(held, a, theirs, what+", of another lock,") // a client may mistake its late reply for another call's
 		c.free(held)
 		c.comesFree(c.client(), key, what)
 		if c.comesFree(a, key, what+", its own client retrying,"); c.isDecided() {
@@ -251,7 +247,6 @@ func acquireLate(c *check) {
 	c.ownRetry()
 }
 
-// failedAcquire checks that an acquisition that fails leaves the holder alone.
 func (c *check) failedAcquire() {
 	for what, fault := range map[string]linkFault{
 		"was late": (*faults.Link).HoldRequests, "got no reply": (*faults.Link).LoseReplies,
@@ -261,7 +256,7 @@ func (c *check) failedAcquire() {
 				a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 				c.connect(a)
 				l := c.take(b, key)
-				if !c.during(a, fault, failing(a, key)).returned { // EndsWithContext says so, and it takes long
+				if !c.during(a, fault, failing(a, key)).returned { // EndsWithContext reports it, and it takes long
 					return true
 				}
 				c.still(l, a, key, "its own acquisition of a held lock that "+what)
@@ -273,7 +268,6 @@ func (c *check) failedAcquire() {
 	}
 }
 
-// lateGrant checks that a grant whose reply comes after its lease leaves the successor alone.
 func (c *check) lateGrant() {
 	c.often(func() (sure bool) {
 		a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
@@ -294,7 +288,6 @@ func (c *check) lateGrant() {
 	})
 }
 
-// ownCleanup checks that what undoes a failed acquisition leaves a later grant of the same client alone.
 func (c *check) ownCleanup() {
 	for _, fault := range []linkFault{
 		(*faults.Link).LoseRequests, (*faults.Link).HoldRequests, (*faults.Link).Refuse,
@@ -305,9 +298,9 @@ func (c *check) ownCleanup() {
 			if !c.during(a, fault, trying(a, key)).returned {
 				return true
 			}
-			l, err := c.persist(c.limit(), a, key) // its own late request may have it for a lease
+			l, err := c.persist(c.limit(), a, key) // its own late request may hold it for a lease
 			if err != nil {
-				return true // comesFree says why
+				return true // comesFree reports it
 			}
 			sure = c.stays(l, other, key, "an acquisition of the same client that had failed")
 			c.free(l)
@@ -316,7 +309,6 @@ func (c *check) ownCleanup() {
 	}
 }
 
-// ownRetry checks that a lease lasts as long as it says when an earlier request of its client, which got no reply, had got the lock.
 func (c *check) ownRetry() {
 	a, b, key := c.times(6), c.client(), newKey()
 	c.connect(a)
@@ -324,7 +316,7 @@ func (c *check) ownRetry() {
 		return
 	}
 	l, err := c.try(a, key)
-	if err != nil || l.Until().IsZero() { // it is held, by nobody
+	if err != nil || l.Until().IsZero() { // held by that earlier request
 		c.free(l)
 		return
 	}
@@ -336,7 +328,6 @@ func (c *check) ownRetry() {
 	c.free(next)
 }
 
-// stays is still, called for as long as a message may be on its way.
 func (c *check) stays(l scenarios.Lease, other *client, key, after string) (sure bool) {
 	for n, began := 0, time.Now(); n < 2 || n < looks && time.Since(began) < looks*pause; n++ {
 		if sure = c.still(l, other, key, after); !sure || c.isDecided() {
@@ -363,7 +354,7 @@ func everyMessage(c *check) {
 					break
 				}
 				lease := time.Duration(1)
-				if what == "Release" && !c.k.Service.NoRenew { // the lease outlasts the fault, and renewals may go on
+				if what == "Release" && !c.k.Service.NoRenew { // the lease outlasts the fault, and renewals may continue
 					lease = 4
 				}
 				a, key := c.times(lease), newKey()
@@ -376,7 +367,7 @@ func everyMessage(c *check) {
 				}
 				heal := c.inject(a, loss.from(n))
 				r := c.briefly(call)
-				if !r.returned { // neither would the others
+				if !r.returned {
 					c.cannot("%s hadn't returned %v after its context had ended when it lost its %s from number %d on", what, patience, kind, n)
 				}
 				lost := a.loses()
@@ -402,11 +393,11 @@ func everyMessage(c *check) {
 	}
 }
 
-// brokenCalls has connections break while calls go on: what a client sends again meets what it has done.
+// brokenCalls breaks connections during calls: what a client sends again meets the effect of its first request.
 func (c *check) brokenCalls() {
 	b := c.client()
 	for _, what := range []string{"TryAcquire", "Release"} {
-		if what == "TryAcquire" && c.k.Fixed { // what is left ends soon
+		if what == "TryAcquire" && c.k.Fixed { // leftover locks expire soon anyway
 			continue
 		}
 		for n, lost := 1, true; lost && n <= maxMessages && !c.isDecided(); n++ {
@@ -420,13 +411,13 @@ func (c *check) brokenCalls() {
 			r, lost = c.breaking(a, n, call)
 			after := fmt.Sprintf("%s's connection broke instead of its reply number %d", what, n)
 			switch l, err := r.granted(); {
-			case !r.returned: // EndsWithContext says so
+			case !r.returned: // EndsWithContext reports it
 				return
 			case what == "Release" && r.err == nil:
 				c.comesFree(b, key, after+", and it returned no error,")
 			case what == "Release" && errors.Is(r.err, dlock.ErrLost):
 				c.notes("after %s it said that the lease had been lost: its own first request had released it", after)
-			case what == "Release": // unknown
+			case what == "Release": // outcome unknown
 			case err == nil:
 				if c.do(l.Release) == nil {
 					c.comesFree(b, key, after+", it was granted the lock, and released it,")
@@ -442,12 +433,11 @@ func (c *check) brokenCalls() {
 	}
 }
 
-// guesses reports whether cl says that a lock is held when no server has said so: an adapter without a real try may.
+// guesses reports whether cl returns ErrHeld without a server's reply. An adapter without a real try may.
 func (c *check) guesses(cl *client) bool {
 	return errors.Is(c.during(cl, (*faults.Link).Cut, trying(cl, newKey())).err, dlock.ErrHeld)
 }
 
-// breaking makes a call whose nth reply is lost, and then its connection.
 func (c *check) breaking(cl *client, n int, f call) (r result, lost bool) {
 	heal := c.inject(cl, lossFault((*faults.Link).LoseRepliesFrom).from(n))
 	done := c.begin(patience, f)
@@ -466,7 +456,6 @@ func (c *check) breaking(cl *client, n int, f call) (r result, lost bool) {
 	}
 }
 
-// freed reports whether cl gets a lock that a client's failed call may still clean up.
 func (c *check) freed(cl *client, key string) bool {
 	for end := time.Now().Add(2 * max(c.k.TTL, c.k.Service.MinSession)); time.Now().Before(end); time.Sleep(pause) {
 		l, err := c.try(cl, key)
@@ -480,7 +469,6 @@ func (c *check) freed(cl *client, key string) bool {
 
 func (cl *client) loses() bool { return slices.ContainsFunc(cl.links, (*faults.Link).Loses) }
 
-// connections returns the most that are open to one server.
 func (cl *client) connections() (n int) {
 	for _, l := range cl.links {
 		n = max(n, l.Connections())
@@ -488,7 +476,6 @@ func (cl *client) connections() (n int) {
 	return n
 }
 
-// messages returns how many it has sent.
 func (cl *client) messages() (n int) {
 	for _, l := range cl.links {
 		n += l.Messages()
@@ -503,7 +490,7 @@ func endsWithContext(c *check) {
 		l := c.take(a, newKey())
 		call := map[string]call{"TryAcquire": trying(a, newKey()), "Acquire": acquiring(a, newKey()), "Release": releasing(l)}[name]
 		heal := c.inject(a, (*faults.Link).Cut)
-		others := []<-chan result{c.begin(2*patience, acquiring(a, newKey()))} // it may have to wait for them
+		others := []<-chan result{c.begin(2*patience, acquiring(a, newKey()))} // the call may wait for these
 		if r, ok := l.(renewer); ok {
 			others = append(others, c.begin(2*patience, without(r.Renew)))
 		}
@@ -554,14 +541,12 @@ func endsWithContext(c *check) {
 	c.outlives()
 }
 
-// cancelled makes a call whose context has no deadline, and is cancelled soon.
 func (c *check) cancelled(f call) result {
 	ctx, cancel := context.WithCancel(c.ctx)
 	time.AfterFunc(c.k.TTL/5, cancel)
 	return c.call(patience+c.k.TTL/5, func() (scenarios.Lease, error) { return f(ctx) })
 }
 
-// outlives checks that a lease doesn't end with the context of its acquisition.
 func (c *check) outlives() {
 	deadline := c.k.TTL
 	if c.k.Fixed {
@@ -576,12 +561,12 @@ func (c *check) outlives() {
 			c.cannot("Acquire of a free lock: %v", err)
 		}
 		ended, err := c.within(deadline, acquiring(cl, key)).granted()
-		if err != nil { // too slow
+		if err != nil {
 			ended = c.take(cl, key)
 		}
 		if c.k.Service.NoRenew {
-			time.Sleep(ended.TTL() / 2) // its deadline is over
-		} else { // or renewals end with it
+			time.Sleep(ended.TTL() / 2) // until the acquisition's deadline has passed
+		} else { // renewals may end with it
 			time.Sleep(ended.TTL() + c.k.TTL)
 		}
 		c.still(ended, other, key, "the end of its acquisition's context")
@@ -597,7 +582,7 @@ func closeEnds(c *check) {
 	c.take(a, newKey())
 	heal := c.inject(a, (*faults.Link).Cut)
 	defer heal()
-	time.Sleep(c.k.TTL * 2 / 3) // a renewal is under way
+	time.Sleep(c.k.TTL * 2 / 3)
 	limit := c.k.TTL + patience
 	if !c.close(a, limit) {
 		c.breaks("Close hadn't returned after %v while the servers were silent", limit)
@@ -622,7 +607,6 @@ func closeEnds(c *check) {
 	}
 }
 
-// closedCalls checks that calls of a closed client return, and one that waited when it was closed.
 func (c *check) closedCalls() {
 	a, b, key := c.lasting(), c.client(), newKey()
 	held, l := c.take(a, key), c.take(b, newKey())
@@ -645,7 +629,6 @@ func (c *check) closedCalls() {
 	c.free(held)
 }
 
-// releasedAndClosed checks that Close doesn't drop a release.
 func (c *check) releasedAndClosed() {
 	a, b, key := c.lasting(), c.client(), newKey()
 	if c.do(c.take(a, key).Release) == nil {
@@ -655,7 +638,7 @@ func (c *check) releasedAndClosed() {
 }
 
 func nothingLeft(c *check) {
-	a, b, key := c.client(), c.lasting(), newKey() // a may clean up until its leases, had it got any, would have ended
+	a, b, key := c.client(), c.lasting(), newKey() // a may clean up for as long as leases that it never got would have lasted
 	held := c.take(b, key)
 	c.connect(a)
 	const clients, many = "clients", 40
@@ -667,7 +650,7 @@ func nothingLeft(c *check) {
 		return n
 	}
 	sends := func() int {
-		if a.ttl > patience/2 { // it would take minutes
+		if a.ttl > patience/2 {
 			return 0
 		}
 		before := a.messages()
@@ -677,7 +660,7 @@ func nothingLeft(c *check) {
 	talk := sends()
 	for _, kind := range []struct {
 		what        string
-		times, each int // how often it is done, and how many that makes
+		times, each int // calls of do, and operations in each
 		do          func()
 	}{
 		{"grants and releases", 100, 1, func() { c.connect(a) }},
@@ -721,7 +704,7 @@ func nothingLeft(c *check) {
 			heal()
 			c.free(leases...)
 		}},
-		{clients, 30, 1, func() { // there may not be room for more
+		{clients, 30, 1, func() { // servers may not have room for more
 			cl := c.client()
 			closed = append(closed, cl)
 			c.connect(cl)
@@ -731,12 +714,12 @@ func nothingLeft(c *check) {
 	} {
 		what, mark, before, lingers := kind.what, newKey(), connections(), patience
 		if what == clients {
-			if l, ok := a.Lock.(scenarios.Adapter); ok && l.Shut == nil { // they share what they leave
+			if l, ok := a.Lock.(scenarios.Adapter); ok && l.Shut == nil { // its clients share what they leave
 				continue
 			}
-			lingers += max(c.k.TTL, c.k.Service.MinSession) // until the lease of each ends
+			lingers += max(c.k.TTL, c.k.Service.MinSession) // until each one's lease expires
 		}
-		// A client may keep a pool, as large as a slow machine has made it, and keep sessions alive. They don't grow for ever.
+		// A client may keep a pool, larger on a slow machine, and keep sessions alive, but they must stop growing.
 		pool, pooled := 0, 0
 		for round := 1; ; round++ {
 			n, last := 0, round == 3 || round == 2 && what == clients
@@ -747,8 +730,8 @@ func nothingLeft(c *check) {
 			})
 			n *= kind.each
 			few := (n - 1) / 2
-			most := max(few, 20) // slow calls are few
-			// What ends slowly, such as clean-up on a slow machine, isn't left for good.
+			most := max(few, 20) // few calls complete if they are slow
+			// What ends slowly, such as clean-up on a slow machine, isn't a leak.
 			count := func() (left, open int, where string) {
 				left, where = goroutines(mark)
 				return left - pool, connections() - before - pooled, where
@@ -770,7 +753,7 @@ func nothingLeft(c *check) {
 			}
 			sent := 0
 			if what != clients {
-				if sent = sends() - talk; sent > most && last { // it may clean up, too
+				if sent = sends() - talk; sent > most && last { // it may also be cleaning up
 					time.Sleep(lingers)
 					sent = sends() - talk
 				}
@@ -790,7 +773,7 @@ func nothingLeft(c *check) {
 			}
 			if sent > most && open <= 0 { // a connection may send some by itself
 				c.suspects(began, "after each %d %s the idle client sent more messages than before, the last time %d more in %v", n, what, sent, a.ttl)
-				return // all else takes long
+				return
 			}
 			c.comesFree(a, newKey(), fmt.Sprintf("%d %s", n, what))
 			break
@@ -799,7 +782,7 @@ func nothingLeft(c *check) {
 	c.free(held)
 }
 
-// goroutines counts those that have a label, which a goroutine inherits from the one that starts it, and says what most of them run.
+// goroutines counts those with a label, which they inherit, and returns what most of them run.
 func goroutines(label string) (n int, most string) {
 	var highest int
 	var all strings.Builder
@@ -810,7 +793,7 @@ func goroutines(label string) (n int, most string) {
 			count, _, _ := strings.Cut(same, " @ ")
 			some, _ := strconv.Atoi(count)
 			n += some
-			if fields := strings.Fields(same); some > highest { // the last line is of the function that was started
+			if fields := strings.Fields(same); some > highest { // the last line is the function that was started
 				highest, most = some, strings.Join(fields[len(fields)-2:], " ")
 			}
 		}

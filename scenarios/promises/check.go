@@ -24,12 +24,12 @@ import (
 // patience is how much longer than allowed a call may take.
 const patience = 10 * time.Second
 
-// unjudged bounds what no promise covers: opening a client, and faults of servers.
+// unjudged bounds what no promise covers: opening a client and server faults.
 const unjudged = time.Minute
 
 const shown = 3
 
-// long is the TTL of a lease that outlasts a check, in TTLs of the kit.
+// long is the TTL of a lease that outlasts a check, as a multiple of Kit.TTL.
 const long = 60
 
 type check struct {
@@ -38,16 +38,16 @@ type check struct {
 
 	mu      sync.Mutex
 	broken  []string
-	why     string // it couldn't be checked
-	fact    string // no promise, and worth knowing
+	why     string
+	fact    string // an observation that breaks no promise
 	clients []*client
-	stalled atomic.Int64 // when the machine last did
+	stalled atomic.Int64 // when the machine last stalled
 	ticked  atomic.Int64
-	skipped atomic.Bool // something that a stall may have caused
+	skipped atomic.Bool // a result was dropped because of a stall
 
-	excluded bool // by the servers
+	excluded bool // ruled out by the lock or its servers
 
-	probing chan struct{} // has room for one
+	probing chan struct{} // a semaphore of one
 }
 
 var errStop = errors.New("the check is over")
@@ -72,27 +72,24 @@ func (c *check) isUnsure() bool {
 	return c.why != ""
 }
 
-// unsure records why the promise can't be checked, unless it is broken.
 func (c *check) unsure(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.why = cmp.Or(c.why, fmt.Sprintf(format, args...)) // what came first is the cause
+	c.why = cmp.Or(c.why, fmt.Sprintf(format, args...))
 }
 
-// notes records what breaks no promise.
 func (c *check) notes(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.fact = cmp.Or(c.fact, fmt.Sprintf(format, args...))
 }
 
-// cannot is unsure and ends the check, or a part of it. Call it on a goroutine of together.
+// cannot is unsure, and ends this part of the check. Call it on a goroutine of together.
 func (c *check) cannot(format string, args ...any) {
 	c.unsure(format, args...)
 	panic(errStop)
 }
 
-// together runs parts of the check at once.
 func (c *check) together(parts ...func()) {
 	var wg sync.WaitGroup
 	for _, part := range parts {
@@ -108,7 +105,6 @@ func (c *check) together(parts ...func()) {
 	wg.Wait()
 }
 
-// each is together, for n parts.
 func (c *check) each(n int, part func(i int)) {
 	var parts []func()
 	for i := range n {
@@ -140,7 +136,6 @@ type client struct {
 	closed atomic.Bool
 }
 
-// close reports whether a client could be closed in time.
 func (c *check) close(cl *client, limit time.Duration) bool {
 	cl.closed.Store(true)
 	return c.call(limit, func() (scenarios.Lease, error) { return nil, cl.Close() }).returned
@@ -151,7 +146,6 @@ func (c *check) client() *client { return c.clientOf(c.k.TTL) }
 // lasting returns a client whose leases outlast a check, unless the TTL is fixed.
 func (c *check) lasting() *client { return c.times(long) }
 
-// times returns a client whose leases last for n TTLs, unless the TTL is fixed.
 func (c *check) times(n time.Duration) *client {
 	if c.k.Fixed {
 		return c.client()
@@ -167,7 +161,6 @@ func (c *check) clientOf(ttl time.Duration) *client {
 	return cl
 }
 
-// open opens a client, once prepare has been called with its links.
 func (c *check) open(ttl time.Duration, prepare ...func(cl *client) error) (*client, error) {
 	cl := &client{ttl: ttl}
 	c.mu.Lock()
@@ -210,7 +203,7 @@ func (c *check) open(ttl time.Duration, prepare ...func(cl *client) error) (*cli
 	return cl, nil
 }
 
-// link makes a link. Its goroutines aren't the lock's: they get no labels.
+// link makes a link without goroutine labels, so that its goroutines don't count as the lock's.
 func (c *check) link(n scenarios.Node) (l *faults.Link, addr string, err error) {
 	done := make(chan struct{})
 	go func() {
@@ -222,7 +215,7 @@ func (c *check) link(n scenarios.Node) (l *faults.Link, addr string, err error) 
 	return l, addr, err
 }
 
-// opened is a lock, opened too late, in the form of a lease: its release closes it.
+// opened is a lock as a lease: its release closes a lock that was opened too late.
 type opened struct {
 	scenarios.Lease
 	lock scenarios.Lock
@@ -230,7 +223,6 @@ type opened struct {
 
 func (o opened) Release(context.Context) error { return o.lock.Close() }
 
-// fault carries out a fault of the lock's servers.
 func (c *check) fault(st scenarios.Step) {
 	err := fmt.Errorf("Service.Fault is nil: %w", errors.ErrUnsupported)
 	if c.k.Service.Fault != nil {
@@ -250,7 +242,7 @@ type result struct {
 	returned bool
 }
 
-// call gives up on f after limit. A lease that arrives later is released.
+// call gives up on f after limit, and releases a lease that arrives later.
 func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) result {
 	done := make(chan result, 1)
 	go func() {
@@ -300,10 +292,9 @@ func (c *check) guarded(f func() (scenarios.Lease, error)) (l scenarios.Lease, e
 	return f()
 }
 
-// culprit is the place of a panic.
 func culprit() string {
 	pcs := make([]uintptr, 32)
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(4, pcs)]) // without guarded's, and the runtime's first
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(4, pcs)]) // skips guarded's frames and the runtime's first
 	for {
 		f, more := frames.Next()
 		if !more || !strings.HasPrefix(f.Function, "runtime.") {
@@ -312,7 +303,6 @@ func culprit() string {
 	}
 }
 
-// within ends f's context after limit, and gives up patience later.
 func (c *check) within(limit time.Duration, f call) result {
 	ctx, cancel := context.WithTimeout(c.ctx, limit)
 	defer cancel()
@@ -325,14 +315,12 @@ func (c *check) do(f func(ctx context.Context) error) error {
 
 func (c *check) briefly(f call) result { return c.within(patience/5, f) }
 
-// begin starts a call, and returns at once.
 func (c *check) begin(limit time.Duration, f call) <-chan result {
 	done := make(chan result, 1)
 	go func() { done <- c.within(limit, f) }()
 	return done
 }
 
-// call is a call of the lock.
 type call = func(ctx context.Context) (scenarios.Lease, error)
 
 func acquiring(cl *client, key string) call {
@@ -345,26 +333,23 @@ func trying(cl *client, key string) call {
 
 func releasing(l scenarios.Lease) call { return without(l.Release) }
 
-// without is a call that grants no lease.
 func without(f func(ctx context.Context) error) call {
 	return func(ctx context.Context) (scenarios.Lease, error) { return nil, f(ctx) }
 }
 
 type linkFault = func(*faults.Link, context.Context) (faults.Heal, error)
 
-// lossFault is a fault from the nth message on.
 type lossFault func(l *faults.Link, ctx context.Context, n int) (faults.Heal, error)
 
 func (f lossFault) from(n int) linkFault {
 	return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return f(l, ctx, n) }
 }
 
-// delaying delays replies by that much.
 func delaying(by time.Duration) linkFault {
 	return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, by) }
 }
 
-// inject puts a fault in force on all of the client's links. heal ignores bytes that can't be delivered any more.
+// inject puts a fault in force on all of the client's links. heal ignores bytes that can no longer be delivered.
 func (c *check) inject(cl *client, fault linkFault) (heal func()) {
 	heal, err := c.injected(cl, fault)
 	if err != nil {
@@ -373,7 +358,7 @@ func (c *check) inject(cl *client, fault linkFault) (heal func()) {
 	return heal
 }
 
-// injected is inject for other goroutines than the check's own. The fault may be nil.
+// injected is inject for goroutines that aren't the check's own. The fault may be nil.
 func (c *check) injected(cl *client, fault linkFault) (heal func(), err error) {
 	if fault == nil {
 		return func() {}, nil
@@ -404,14 +389,13 @@ func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.
 	return c.wait(cl, key).served(limit)
 }
 
-// wait is an acquisition under way.
 type wait struct {
 	c    *check
 	stop context.CancelFunc
 	done chan result
 }
 
-// wait starts one, which retries: the lock's own timeout may be too short. Call served to end it.
+// wait starts an acquisition that retries, since the lock's own timeout may be too short. Call served to end it.
 func (c *check) wait(cl *client, key string) wait {
 	ctx, stop := context.WithCancel(c.ctx)
 	w := wait{c, stop, make(chan result, 1)}
@@ -422,7 +406,7 @@ func (c *check) wait(cl *client, key string) wait {
 			_, err = r.granted()
 			if err == nil || ctx.Err() != nil {
 				if err != nil && why != nil {
-					r.err = why // it tells more
+					r.err = why
 				}
 				w.done <- r
 				return
@@ -433,8 +417,8 @@ func (c *check) wait(cl *client, key string) wait {
 	return w
 }
 
-// served ends the wait after limit or, if that is longer, after ten times what a new client then needs for an unused lock, and as
-// much again: slow servers and machines break no promise. The check is unsure if new clients get no unused lock.
+// served ends the wait after limit or, if longer, after ten times what a new client then needs for an unused lock, plus as much
+// again: slow servers and machines break no promise. The check is unsure if new clients get no unused lock.
 func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 	defer w.stop()
 	for began, allowed, sound := time.Now(), limit, false; ; {
@@ -444,14 +428,14 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 		case <-time.After(time.Until(began.Add(allowed))):
 		case <-w.c.ctx.Done():
 		}
-		select { // a server may not have room for a new client for each
+		select { // one at a time: a server may not have room for more new clients
 		case r := <-w.done:
 			return r.granted()
 		case w.c.probing <- struct{}{}:
 		}
 		asked := time.Now()
 		var err error
-		if !w.c.isUnsure() { // somebody else has seen why
+		if !w.c.isUnsure() {
 			err = w.c.unused()
 		}
 		<-w.c.probing
@@ -481,14 +465,12 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 	}
 }
 
-// pass is served, and the lock is released then.
 func (w wait) pass(limit time.Duration) error {
 	l, err := w.served(limit)
 	w.c.free(l)
 	return err
 }
 
-// tryFor tries to get a lock until it does, or limit is over.
 func (c *check) tryFor(limit, every time.Duration, cl *client, key string) (l scenarios.Lease, err error) {
 	for end := time.Now().Add(limit); ; time.Sleep(every) {
 		if l, err = c.try(cl, key); err == nil || time.Now().After(end) || c.ctx.Err() != nil {
@@ -497,10 +479,8 @@ func (c *check) tryFor(limit, every time.Duration, cl *client, key string) (l sc
 	}
 }
 
-// gets reports whether cl gets a lock that nobody has touched.
 func (c *check) gets(cl *client) bool { return c.wait(cl, newKey()).pass(c.limitOf(cl)) == nil }
 
-// unused has a new client get a lock that nobody has touched.
 func (c *check) unused() error {
 	cl, err := c.open(c.k.TTL)
 	defer c.shut(cl)
@@ -520,10 +500,8 @@ func (c *check) unused() error {
 // limit bounds how long a dead holder may block others: some services end a lease after two and a half times its TTL.
 func (c *check) limit() time.Duration { return 4*max(c.k.TTL, c.k.Service.MinSession) + patience }
 
-// limitOf is limit for a waiter that may poll once in its own TTL.
 func (c *check) limitOf(cl *client) time.Duration { return max(c.limit(), cl.ttl) }
 
-// granted returns a lease or an error.
 func (r result) granted() (scenarios.Lease, error) {
 	switch {
 	case r.err != nil:
@@ -543,7 +521,6 @@ func (c *check) take(cl *client, key string) scenarios.Lease {
 	return l
 }
 
-// connect has clients take and free an unused lock.
 func (c *check) connect(clients ...*client) {
 	for _, cl := range clients {
 		c.free(c.take(cl, newKey()))
@@ -554,7 +531,6 @@ func (c *check) try(cl *client, key string) (scenarios.Lease, error) {
 	return c.within(patience, trying(cl, key)).granted()
 }
 
-// free releases leases, those that there are, whatever comes of it.
 func (c *check) free(leases ...scenarios.Lease) {
 	for _, l := range leases {
 		if l != nil {
@@ -563,10 +539,10 @@ func (c *check) free(leases ...scenarios.Lease) {
 	}
 }
 
-// release has the holder free the lock. It is unsure if that fails: others may have to wait for the end of the lease.
+// release is unsure if it fails, since others may have to wait until the lease expires.
 func (c *check) release(l scenarios.Lease) {
 	var err error
-	for range 3 { // its client may have to connect again
+	for range 3 { // the client may have to reconnect
 		if err = c.do(l.Release); err == nil || errors.Is(err, dlock.ErrLost) {
 			return
 		}
@@ -583,8 +559,8 @@ func (c *check) comesFree(cl *client, key, after string) {
 	}
 }
 
-// blocked records that a waiter hasn't got key's lock: the promise is broken if a new client gets it at once, or if new clients
-// get an unused lock at the same time and still not this one. Otherwise it is unsure: the machine or the servers have stalled.
+// blocked records that a waiter hasn't got key's lock. The promise is broken if a new client gets it at once, or gets an unused
+// lock meanwhile but not this one. Otherwise it is unsure: the machine or the servers have stalled.
 func (c *check) blocked(key, format string, args ...any) {
 	if c.isUnsure() {
 		return
@@ -635,7 +611,7 @@ func (c *check) still(l scenarios.Lease, other *client, key, after string) (sure
 // grace is how long after its successor's grant a holder's timer may fire.
 const grace = 240 * time.Millisecond
 
-// lasts reports whether l, by its own account, lasted at a time just past.
+// lasts reports whether, by its own account, l lasted at a time just past.
 func lasts(l scenarios.Lease, at time.Time) bool {
 	if until := l.Until(); !until.IsZero() {
 		return l.Context().Err() == nil && at.Before(until)
@@ -643,9 +619,8 @@ func lasts(l scenarios.Lease, at time.Time) bool {
 	return !isOver(l)
 }
 
-// isOver waits up to grace until the holder learns that its lease is over.
 func isOver(l scenarios.Lease) bool {
-	for range grace / pause { // in steps: a stall of the machine counts once
+	for range grace / pause { // in steps, so that a stall of the machine counts once
 		if l.Context().Err() == nil {
 			time.Sleep(pause)
 		}
@@ -653,7 +628,6 @@ func isOver(l scenarios.Lease) bool {
 	return l.Context().Err() != nil
 }
 
-// ends waits for the end of a lease, no longer than limit.
 func (c *check) ends(l scenarios.Lease, limit time.Duration) bool {
 	select {
 	case <-l.Context().Done():
@@ -663,7 +637,7 @@ func (c *check) ends(l scenarios.Lease, limit time.Duration) bool {
 	return l.Context().Err() != nil
 }
 
-// watch notes the time of each tick, and when a goroutine that wanted to run had to wait for an eighth of a TTL: leases may then end for want of a processor.
+// watch records ticks, and when one was late by an eighth of a TTL for want of a processor, which may end leases.
 func (c *check) watch(done <-chan struct{}) {
 	for last := c.k.now(); ; {
 		c.ticked.Store(time.Now().UnixNano())
@@ -680,12 +654,12 @@ func (c *check) watch(done <-chan struct{}) {
 	}
 }
 
-// stalledSince reports whether the machine has stalled since t, or is about to be seen to have.
+// stalledSince is also true if a stall is about to be recorded.
 func (c *check) stalledSince(t time.Time) bool {
 	return c.stalled.Load() >= t.UnixNano() || time.Now().UnixNano()-c.ticked.Load() > int64(pause+c.k.TTL/8)
 }
 
-// suspects breaks the promise, unless the machine has stalled since began, which may be the cause.
+// suspects breaks the promise, unless the machine has stalled since began and may be the cause.
 func (c *check) suspects(began time.Time, format string, args ...any) {
 	if c.stalledSince(began) {
 		c.unsure("the machine stalled for more than %v, when "+format, append([]any{c.k.TTL / 8}, args...)...)
@@ -694,10 +668,10 @@ func (c *check) suspects(began time.Time, format string, args ...any) {
 	c.breaks(format, args...)
 }
 
-// tries is how often what a stall of the machine has spoilt is tried again.
+// tries bounds retries of what a stall of the machine has spoilt.
 const tries = 10
 
-// repeatedly reports whether f finds the promise broken three times, and in between not once that it isn't.
+// repeatedly reports whether f finds the promise broken three times and never finds it kept.
 func (c *check) repeatedly(f func() (isBroken bool)) bool {
 	found := 0
 	for range tries {
@@ -720,10 +694,10 @@ func (c *check) repeatedly(f func() (isBroken bool)) bool {
 type thrice struct {
 	c    *check
 	n    int
-	last time.Time // when it looked
+	last time.Time
 }
 
-// see breaks the promise if it is so for the third time. Times when the machine stalled don't count.
+// see breaks the promise the third time that isSo is true. Times when the machine stalled don't count.
 func (t *thrice) see(isSo bool, format string, args ...any) {
 	last := t.last
 	t.last = time.Now()
@@ -739,7 +713,7 @@ func (t *thrice) see(isSo bool, format string, args ...any) {
 	}
 }
 
-// endsAlone reports whether a lease has ended, and another hasn't: it wasn't the machine or the servers.
+// endsAlone rules out the machine and the servers as the cause.
 func endsAlone(l, another scenarios.Lease) bool {
 	return l.Context().Err() != nil && another.Context().Err() == nil
 }

@@ -11,10 +11,10 @@ import (
 // Hashes are CRC-32, FNV-1a, Postgres's hashtext, FNV-1, CRC-32C and the beginning of MD5.
 var Hashes = hashes32
 
-// Collisions has two endings for each of them.
+// Collisions returns two endings for each of Hashes.
 func Collisions(base string) []string { return collisions(base) }
 
-// Names are the promises'.
+// Names are the promises' names.
 func Names() (all []string) {
 	for _, p := range promises {
 		all = append(all, p.name)
@@ -22,13 +22,13 @@ func Names() (all []string) {
 	return all
 }
 
-// Over has k use other links than [scenarios.Node.Link].
+// Over replaces [scenarios.Node.Link].
 func Over(k Kit, link func(scenarios.Node) (*faults.Link, string, error)) Kit {
 	k.link = link
 	return k
 }
 
-// Stalling has k see a machine that has stalled whenever it looks.
+// Stalling makes k see a stalled machine at each check.
 func Stalling(k Kit) Kit {
 	now := time.Now()
 	var mu sync.Mutex

@@ -25,7 +25,6 @@ func exclusive(c *check) {
 	c.failedTries()
 }
 
-// failedTries has a lock tried again and again while the lease of a holder who was cut off runs out.
 func (c *check) failedTries() {
 	dead, b, key, untried := c.client(), c.client(), newKey(), newKey()
 	c.take(dead, key)
@@ -37,7 +36,7 @@ func (c *check) failedTries() {
 	}
 	l, err = c.try(b, untried)
 	c.free(l)
-	if errors.Is(err, dlock.ErrHeld) { // only who waits may see a lease end
+	if errors.Is(err, dlock.ErrHeld) { // perhaps only waiters detect expiry
 		if err = c.wait(b, untried).pass(c.limitOf(b)); err == nil {
 			return
 		}
@@ -46,7 +45,7 @@ func (c *check) failedTries() {
 		c.unsure("nobody gets the locks of a holder who was cut off: %v", err)
 		return
 	}
-	l, err = c.tryFor(c.limit(), c.k.TTL/5, b, key) // the leases may end one by one, or a try may get one late
+	l, err = c.tryFor(c.limit(), c.k.TTL/5, b, key) // the leases may expire one by one, or a try may get one late
 	switch c.free(l); {
 	case err == nil:
 	case errors.Is(err, dlock.ErrHeld):
@@ -68,8 +67,7 @@ func oneClient(c *check) {
 	c.contend(newKey(), c.overlap(pause/4), a, a, a, a, a, a)
 }
 
-// takeOver has several clients contend for locks whose leases have run out: one may take a lock that another, which saw the same,
-// has just got.
+// takeOver: one contender may take a lock that another, which saw the same expired lease, has just got.
 func (c *check) takeOver() {
 	const locks = 16
 	dead, slow := c.client(), c.contenders(pause)
@@ -85,12 +83,12 @@ func (c *check) takeOver() {
 		meet := c.overlap(5 * pause)
 		for j, cl := range slow {
 			wg.Go(func() {
-				time.Sleep(time.Duration(i*j) * pause / 4) // so that they poll at different moments
+				time.Sleep(time.Duration(i*j) * pause / 4)
 				l, err := c.acquire(cl, key)
 				if err == nil {
 					meet(l)
 					c.free(l)
-				} else if c.gets(cl) { // or its messages take too long for it
+				} else if c.gets(cl) { // otherwise its messages take too long
 					c.blocked(key, "one of %d who contended for a lock whose lease had run out hadn't got it in %v or more: %v", len(slow), c.limit(), err)
 				}
 			})
@@ -98,7 +96,6 @@ func (c *check) takeOver() {
 	}
 }
 
-// refused checks that b gets ErrHeld while a holds the lock, which changes nothing, and that a can free it then.
 func (c *check) refused(a, b *client, who string) {
 	other, key := c.client(), newKey()
 	l := c.take(a, key)
@@ -107,7 +104,7 @@ func (c *check) refused(a, b *client, who string) {
 		if err == nil || errors.Is(err, dlock.ErrHeld) {
 			break
 		}
-		// A client's own time limit may have been too short for the machine: then it is too short for an unused lock too.
+		// A client's own time limit may be too short for the machine: then it is too short for an unused lock too.
 		unused, failed := c.try(b, newKey())
 		if failed != nil {
 			c.unsure("TryAcquire of a lock that nobody has touched fails: %v", failed)
@@ -133,14 +130,13 @@ func (c *check) refused(a, b *client, who string) {
 		c.unsure("Release of a held lock: %v", err)
 		return
 	}
-	c.comesFree(c.client(), key, "a failed try, and the holder's release,") // b may wait for as long as a lease lasts
+	c.comesFree(c.client(), key, "a failed try, and the holder's release,") // b may wait for a whole lease
 	c.comesFree(b, key, "its failed try, and the holder's release,")
 }
 
 // tryLimit is how long a TryAcquire may wait.
 const tryLimit = 3 * time.Second
 
-// isSlow reports whether a try of a held lock waits, unlike one of an unused lock.
 func (c *check) isSlow(cl *client, key string) bool {
 	took := func(key string) time.Duration {
 		asked := time.Now()
@@ -151,16 +147,15 @@ func (c *check) isSlow(cl *client, key string) bool {
 	return took(key) > tryLimit && took(newKey()) < tryLimit/10
 }
 
-// contend has clients contend for a lock, and calls meet for every grant.
 func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*client) {
 	const rounds = 10
 	lease := long * c.k.TTL
 	if c.k.Fixed {
 		lease = c.k.TTL
 	}
-	limit := 2*lease + patience // a release that was lost blocks the others for a lease
+	limit := 2*lease + patience
 	var wg sync.WaitGroup
-	var left atomic.Pointer[client] // one that got no lock in time
+	var left atomic.Pointer[client]
 	for _, cl := range clients {
 		wg.Go(func() {
 			for range rounds {
@@ -178,14 +173,14 @@ func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*cl
 	}
 	wg.Wait()
 	if cl := left.Load(); cl != nil && !c.isDecided() {
-		if err := c.wait(cl, key).pass(limit); err != nil && c.gets(cl) { // its messages don't take too long for it
+		if err := c.wait(cl, key).pass(limit); err != nil && c.gets(cl) { // its messages aren't too slow
 			c.blocked(key, "one of %d contenders hadn't got the lock after %v, though the others had finished: %v", len(clients), limit, err)
 		}
 		c.unsure("one of %d contenders got no lock within %v", len(clients), limit)
 	}
 }
 
-// slow has cl's replies take a while: much happens between two messages of its calls.
+// slow delays cl's replies, so that much happens between two messages of a call.
 func (c *check) slow(by time.Duration, cl *client) *client {
 	if by > 0 {
 		c.inject(cl, delaying(by))
@@ -193,7 +188,6 @@ func (c *check) slow(by time.Duration, cl *client) *client {
 	return cl
 }
 
-// contenders are four clients whose replies take a while, each a different one.
 func (c *check) contenders(by time.Duration) (all []*client) {
 	for i := range time.Duration(4) {
 		all = append(all, c.slow((i+1)*by, c.lasting()))
@@ -201,17 +195,17 @@ func (c *check) contenders(by time.Duration) (all []*client) {
 	return all
 }
 
-// overlap returns a meet for contend: no two stay in it at once while their leases last.
+// overlap returns a meet for contend, which checks that no two leases overlap.
 func (c *check) overlap(stay time.Duration) (meet func(l scenarios.Lease)) {
 	var inside atomic.Pointer[scenarios.Lease]
 	return func(l scenarios.Lease) {
-		// One that has run out on its way here doesn't take the place of its successor's.
+		// A lease that has expired by now doesn't replace its successor's.
 		until := l.Until()
 		if !inside.CompareAndSwap(nil, &l) && l.Context().Err() == nil && (until.IsZero() || time.Now().Before(until)) {
 			inside.Store(&l)
 		}
 		time.Sleep(stay)
-		// Before the release, after which any lease is over.
+		// After its release a lease is over.
 		if !inside.CompareAndSwap(&l, nil) && lasts(l, time.Now()) {
 			c.breaks("two contenders held the lock at once")
 		}
@@ -258,7 +252,7 @@ func tokensIncrease(c *check) {
 		_ = c.do(next(b, "grants by all servers but one").Release)
 	}
 
-	// A token that isn't minted with its grant is greater than the successor's if it comes later, and less if it comes sooner.
+	// A token that isn't minted with its grant is greater than the successor's if minted later, and less if minted sooner.
 	for _, sooner := range []bool{false, true} {
 		a, b, key := c.client(), c.lasting(), newKey()
 		c.connect(a)
@@ -309,7 +303,6 @@ func tokensIncrease(c *check) {
 	}
 }
 
-// lateRequest checks that a request that arrives after another's grant gets a greater token.
 func (c *check) lateRequest() {
 	a, b, key := c.lasting(), c.lasting(), newKey()
 	c.connect(a)
@@ -335,7 +328,7 @@ func keysIndependent(c *check) {
 		short := newKey()
 		for _, keys := range [][2]string{{short, short + more}, {short + more, short}} {
 			var why []error
-			for len(why) < 3 { // a stall of the machine may spoil one
+			for len(why) < 3 { // a stall may spoil one
 				l := c.take(a, keys[0])
 				got, err := c.within(c.limit(), acquiring(b, keys[1])).granted()
 				c.free(l)
@@ -359,7 +352,7 @@ func keysIndependent(c *check) {
 			}
 		}
 	}
-	c.often(func() (sure bool) { // one client may hold several
+	c.often(func() (sure bool) {
 		first, second := newKey(), newKey()
 		l := c.take(a, first)
 		also := c.take(a, second)
@@ -370,7 +363,7 @@ func keysIndependent(c *check) {
 		return sure
 	})
 	base, refused := newKey(), ""
-	if c.repeatedly(func() bool { // a client may take its own late request for another's
+	if c.repeatedly(func() bool { // a client may mistake its own late request for another's
 		refused = c.refusedWhileOthersHeld(base, a, b)
 		return refused != ""
 	}) {
@@ -378,8 +371,7 @@ func keysIndependent(c *check) {
 	}
 }
 
-// refusedAgain reports whether cl is refused key three more times, and gets unused locks: a try that waits for a moment may be refused
-// on a slow machine.
+// refusedAgain reports whether cl is refused key three more times but gets unused locks. A slow machine may cause one refusal.
 func (c *check) refusedAgain(cl *client, key string) bool {
 	for range 3 {
 		for _, k := range []string{key, newKey()} {
@@ -393,7 +385,7 @@ func (c *check) refusedAgain(cl *client, key string) bool {
 	return true
 }
 
-// refusedWhileOthersHeld has the clients hold many keys, and returns one of those that were refused and are free, or "".
+// refusedWhileOthersHeld has the clients hold many keys, and returns one that was refused but is free, or "".
 func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	held, refused := map[string]scenarios.Lease{}, ""
 	keys := []string{"/" + base + "x", " " + base + "x", "y/" + base + "x"}
@@ -404,10 +396,10 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 		":fence", ":token", ":counter", ":lock", "/lock", ".lock", "-lock", "_lock", ":owner", ":queue", ":waiters", ":channel", ":timeout") {
 		keys = append(keys, base+more)
 	}
-	for _, n := range []int{300, 512, 1024} { // a long key may be cut
+	for _, n := range []int{300, 512, 1024} {
 		keys = append(keys, base+strings.Repeat("x", n), base+strings.Repeat("x", n+1))
 	}
-	const small = 300 // of few locks that keys share, two are one
+	const small = 300 // if keys share few locks, two of them share one
 	for i := range small {
 		keys = append(keys, base+strconv.Itoa(i))
 	}
@@ -457,7 +449,7 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	return refused
 }
 
-// taken checks that a key which nobody holds comes free if it is possible as a key: the lock of base may keep something there.
+// taken detects a key that the lock of base uses for itself.
 func (c *check) taken(base, ending string) {
 	cl, key := c.lasting(), base+ending
 	l, err := c.try(cl, newKey()+ending)

@@ -10,7 +10,7 @@ import (
 	"strconv"
 )
 
-// hashes32 are hash functions by which locks derive 32-bit keys, such as those of PostgreSQL's advisory locks.
+// hashes32 are hash functions from which locks derive 32-bit keys, such as those of PostgreSQL's advisory locks.
 var hashes32 = []func(key []byte) uint32{
 	crc32.ChecksumIEEE, sum32(fnv.New32a), hashtext, sum32(fnv.New32), func(key []byte) uint32 { return crc32.Checksum(key, castagnoli) },
 	func(key []byte) uint32 {
@@ -29,12 +29,11 @@ func sum32(newHash func() hash.Hash32) func(key []byte) uint32 {
 	}
 }
 
-// collisions returns two endings of base for each of hashes32, with which its hashes are the same.
 func collisions(base string) (endings []string) {
-	ending := func(i uint64) string { return strconv.FormatUint(i*0x9e3779b97f4a7c15, 36) } // a mere count is too regular to collide
+	ending := func(i uint64) string { return strconv.FormatUint(i*0x9e3779b97f4a7c15, 36) } // a plain count is too regular to collide
 	for n, hash := range hashes32 {
 		key, seen := []byte(base), map[uint32]uint64{}
-		for i := uint64(n+1) << 32; ; i++ { // some 80,000 times, never with the same ending
+		for i := uint64(n+1) << 32; ; i++ { // some 80,000 times, and never the same ending
 			key = append(key[:len(base)], ending(i)...)
 			h := hash(key)
 			if before, ok := seen[h]; ok {
@@ -47,7 +46,7 @@ func collisions(base string) (endings []string) {
 	return endings
 }
 
-// hashtext is PostgreSQL's function of that name: Bob Jenkins's lookup3 with another initial value.
+// hashtext is PostgreSQL's hashtext: Bob Jenkins's lookup3 with another initial value.
 func hashtext(key []byte) uint32 {
 	a := 0x9e3779b9 + uint32(len(key)) + 3923095 //nolint:gosec // keys are short
 	b, c := a, a

@@ -38,13 +38,12 @@ func leaseLasts(c *check) {
 	}
 }
 
-// outlivesReleased checks that what would have ended a lease that has been released leaves the next one alone.
 func (c *check) outlivesReleased() {
 	if c.repeatedly(func() bool {
 		a, other, key := c.client(), c.client(), newKey()
 		c.free(c.take(a, key))
 		time.Sleep(c.k.TTL / 2)
-		same := c.take(other, newKey()) // the older one
+		same := c.take(other, newKey()) // the control
 		l := c.take(a, key)
 		time.Sleep(c.k.TTL * 5 / 8)
 		sure := c.still(l, other, key, "the time of an earlier one, which had been released, was up")
@@ -56,7 +55,6 @@ func (c *check) outlivesReleased() {
 	}
 }
 
-// allTold checks that each lease of a client that is cut off ends.
 func (c *check) allTold(a, b *client) {
 	keys := []string{newKey(), newKey(), newKey()}
 	var leases []scenarios.Lease
@@ -101,7 +99,7 @@ func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 const afterRenewals = " after renewals"
 
 func leaseRenewed(c *check) {
-	if !c.renews(6 * c.k.TTL) { // no other lease lasts longer here, but this one
+	if !c.renews(6 * c.k.TTL) { // no other lease lasts longer than this one
 		return
 	}
 	began, a, key := time.Now(), c.times(3), newKey()
@@ -137,14 +135,14 @@ func leaseRenewed(c *check) {
 			}
 			l, err := c.try(a, newKey())
 			if err != nil {
-				return true // likewise; OddTTLs says whether it locks somebody out
+				return true // refused; OddTTLs checks whether it blocks others
 			}
 			c.free(l)
 			return c.outlast(a, c.client(), 0, 3*c.k.TTL, " after renewals, of an odd TTL")
 		})
 	}
 	if !c.isDecided() {
-		select { // if renewals add up, more is left than a dead holder may have
+		select { // if renewals add up, the lease outlasts what a dead holder is allowed
 		case <-time.After(time.Until(began.Add(c.limit() + patience))):
 		case <-c.ctx.Done():
 		}
@@ -156,7 +154,6 @@ func leaseRenewed(c *check) {
 	c.comesFree(c.times(12), key, fmt.Sprintf("its lease had been renewed for %v, and its holder was cut off,", time.Since(began).Round(time.Second)))
 }
 
-// waitedFor checks that who waits for a lock doesn't get it while a renews the lease.
 func (c *check) waitedFor(a *client) {
 	b := c.client()
 	c.often(func() (sure bool) {
@@ -179,19 +176,18 @@ func (c *check) waitedFor(a *client) {
 		case <-time.After(2*l.TTL() + c.k.TTL):
 			sure = l.Context().Err() == nil
 			c.free(l)
-			_ = w.pass(c.limit()) // WaiterServed says why not
+			_ = w.pass(c.limit()) // WaiterServed reports errors
 		}
 		w.stop()
 		return sure
 	})
 }
 
-// renewer is a lease that its holder can renew.
 type renewer interface {
 	Renew(ctx context.Context) error
 }
 
-// byHand is a lock whose leases the kit renews, for as long as that succeeds.
+// byHand is a lock whose leases the kit renews until a renewal fails.
 type byHand struct {
 	scenarios.Lock
 	c *check
@@ -230,7 +226,7 @@ func renewedByHand(c *check) {
 	}
 	c.free(first)
 	hold := 4 * c.k.TTL
-	if c.k.Fixed { // it may be long
+	if c.k.Fixed { // the TTL may be long
 		hold = 2 * c.k.TTL
 	}
 	extends := func(slow time.Duration) bool {
@@ -241,7 +237,7 @@ func renewedByHand(c *check) {
 	}
 	c.often(func() bool { return extends(0) })
 	if !c.k.Fixed {
-		extends(c.k.TTL / 3) // its requests may have a shorter limit
+		extends(c.k.TTL / 3) // its requests may have a shorter time limit
 	}
 	c.together(func() { c.waitedFor(&client{Lock: byHand{c.times(3).Lock, c}}) }, c.addUp)
 	succeeds := func(l scenarios.Lease, when string) {
@@ -257,7 +253,7 @@ func renewedByHand(c *check) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			old := c.take(a, key)
 			heal := c.inject(a, fault)
-			if what == refusedRenewal { // one that nevertheless counts makes a difference
+			if what == refusedRenewal { // so that a refused renewal that still counts makes a difference
 				time.Sleep(old.TTL() / 2)
 			}
 			late := c.begin(patience, without(old.(renewer).Renew))
@@ -295,11 +291,10 @@ func renewedByHand(c *check) {
 
 const lateReplies, refusedRenewal = "renewal whose replies were late", "renewal that was refused"
 
-// addUp checks that many renewals don't make a lease longer than one.
 func (c *check) addUp() {
 	a, key := c.client(), newKey()
 	l := c.take(a, key)
-	n := int(3*(c.limit()+patience)/l.TTL()) + 10 // more than a client, and then another, may wait for a dead holder
+	n := int(3*(c.limit()+patience)/l.TTL()) + 10 // more than two clients in turn may wait for a dead holder
 	renewals := 0
 	for renewals < n && c.do(l.(renewer).Renew) == nil {
 		renewals++
@@ -308,8 +303,8 @@ func (c *check) addUp() {
 	c.comesFree(c.client(), key, fmt.Sprintf("%d renewals in a row, and the loss of its holder,", renewals))
 }
 
-// endsByLoss reports whether a lease ends because a renewal loses a message, and not because the connection breaks with it, as a
-// session may: another, whose client has had to connect again, lasts.
+// endsByLoss reports whether a renewal's lost message ends a lease. If the broken connection is the cause, as with a session, the
+// lease of another client that had to reconnect ends, too.
 func (c *check) endsByLoss(loss lossFault) bool {
 	var clients []*client
 	var leases []scenarios.Lease
@@ -335,7 +330,7 @@ func (c *check) endsByLoss(loss lossFault) bool {
 			time.Sleep(pause)
 		}
 		heal()
-		if err != nil || !c.gets(clients[i]) { // it connects again
+		if err != nil || !c.gets(clients[i]) { // it reconnects
 			return false
 		}
 	}
@@ -343,10 +338,9 @@ func (c *check) endsByLoss(loss lossFault) bool {
 	return endsAlone(leases[1], leases[0])
 }
 
-// renews checks that leases are renewed for as long as hold.
 func (c *check) renews(hold time.Duration) bool {
 	says, began := "hadn't been renewed; is Service.NoRenew missing?", time.Now()
-	for range 3 { // a stall of the machine may end one
+	for range 3 { // a stall may end one
 		l := c.take(c.times(3), newKey())
 		end, start := l.Until(), time.Now()
 		if !c.ends(l, max(hold, l.TTL()+c.k.TTL)) {
@@ -361,14 +355,13 @@ func (c *check) renews(hold time.Duration) bool {
 	if err := c.unused(); err != nil {
 		c.cannot("a new client doesn't get a lock that nobody has touched: %v", err)
 	}
-	if took := time.Since(asked); took > 2*c.k.TTL { // so do renewals
+	if took := time.Since(asked); took > 2*c.k.TTL { // then renewals are as slow
 		c.cannot("three leases ended, and a new client needs %v for a lock that nobody has touched", took)
 	}
 	c.suspects(began, "three leases ended and %s", says)
 	return false
 }
 
-// sameClient checks that nothing else that the holder's client does ends renewals.
 func (c *check) sameClient() {
 	calls := map[string]func(a *client, key, held string, old scenarios.Lease){
 		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) },
@@ -400,7 +393,6 @@ func (c *check) sameClient() {
 	c.together(parts...)
 }
 
-// restarts checks that the leases of a client that had none for a moment are renewed.
 func (c *check) restarts() {
 	const moments = 10
 	var ended [moments]atomic.Int32
@@ -417,7 +409,7 @@ func (c *check) restarts() {
 			time.Sleep(time.Duration(i) * c.k.TTL / moments)
 			l, same := c.take(a, newKey()), c.take(other, newKey())
 			time.Sleep(l.TTL() + c.k.TTL)
-			if endsAlone(l, same) { // a stall of the machine may end one
+			if endsAlone(l, same) { // a stall may end one
 				ended[i].Add(1)
 			}
 			c.free(l, same)
@@ -435,8 +427,6 @@ func (c *check) restarts() {
 	}
 }
 
-// many checks that a client renews all its leases: in time though replies are slow, not one after the other, nor only as many as
-// some batch has room for. Each lasts for that many TTLs.
 func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 	const few = 16
 	var says string
@@ -445,12 +435,12 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 		same := c.take(other, newKey())
 		var mu sync.Mutex
 		held := map[string]scenarios.Lease{}
-		end := time.Now().Add(same.TTL() / 8) // the service may be slow: as many renewals are to come
+		end := time.Now().Add(same.TTL() / 8) // the service may be slow, and as many renewals must follow
 		c.each(few, func(i int) {
 			for n := i; n < leases && (n == i || time.Now().Before(end)); n += few {
 				key := newKey()
 				l, err := c.within(c.k.TTL, acquiring(a, key)).granted()
-				if err != nil { // it may have no connection for one more
+				if err != nil { // it may have no connection left
 					return
 				}
 				mu.Lock()
@@ -466,7 +456,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 			slow = same.TTL() / 12
 			how = fmt.Sprintf(" while replies took %v longer", slow)
 			warm := c.inject(a, delaying(slow/4))
-			time.Sleep(same.TTL()) // its renewals overlap: it opens the connections that it needs
+			time.Sleep(same.TTL()) // overlapping renewals open the connections that they need
 			warm()
 			c.slow(slow, a)
 			c.slow(slow, other)
@@ -481,7 +471,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 				c.still(l, b, key, fmt.Sprintf("renewals of %d leases of a client%s", len(held), how))
 			}
 		}
-		sound := ended <= len(held)/4 || same.Context().Err() != nil // a stall of the machine may end some
+		sound := ended <= len(held)/4 || same.Context().Err() != nil // a stall may end some
 		c.shut(a)
 		c.shut(other)
 		says = fmt.Sprintf("%d of %d%s", ended, len(held), how)
@@ -491,8 +481,8 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 	}
 }
 
-// keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is an
-// earlier lease, which was released, or ran out.
+// keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is
+// an earlier lease of key.
 func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held string, old scenarios.Lease)) {
 	ended := thrice{c: c, last: time.Now()}
 	c.often(func() (sure bool) {
@@ -500,7 +490,7 @@ func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held
 		old := c.take(a, key)
 		if ranOut {
 			heal := c.inject(a, (*faults.Link).Cut)
-			if c.wait(b, key).pass(4*max(a.ttl, c.k.Service.MinSession)+patience) != nil { // LeaseLasts is about that
+			if c.wait(b, key).pass(4*max(a.ttl, c.k.Service.MinSession)+patience) != nil { // LeaseLasts reports it
 				return true
 			}
 			heal()
@@ -508,7 +498,7 @@ func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held
 			c.free(old)
 		}
 		l, same := c.take(a, key), c.take(b, held)
-		time.Sleep(l.TTL() / 2) // it has been renewed
+		time.Sleep(l.TTL() / 2) // until it has been renewed
 		call(a, key, held, old)
 		time.Sleep(l.TTL() + c.k.TTL)
 		sure = c.still(l, b, key, what)
@@ -524,11 +514,11 @@ func holderDisconnected(c *check) {
 	c.inject(a, (*faults.Link).Refuse)
 	second, err := c.acquire(b, key)
 	if err != nil {
-		return // LeaseLasts says why
+		return // LeaseLasts reports it
 	}
-	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // it is about later notifications, too
+	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // LeaseLasts covers later notifications
 		c.breaks("another client was granted the lock when the holder's connections had broken, and the holder's lease of %v lasted", first.TTL())
-	} else if !c.ends(first, patience) { // LeaseLasts is about a holder that is told late
+	} else if !c.ends(first, patience) { // LeaseLasts covers a holder that is told late
 		c.breaks("a holder whose connections had broken hadn't been told %v after its successor's grant", patience)
 	}
 	c.free(second)
@@ -551,7 +541,7 @@ func holderReturns(c *check) {
 			}
 			heal()
 			look := 2 * c.k.TTL
-			if c.k.Fixed { // the successor's lease, too
+			if c.k.Fixed { // the successor's lease is as short
 				look = c.k.TTL / 2
 			}
 			for end := time.Now().Add(look); time.Now().Before(end) && !c.isDecided(); time.Sleep(pause) {
@@ -574,7 +564,7 @@ func holderReturns(c *check) {
 	}
 }
 
-// toldAndRenewed has a holder told that its lease is lost when its connections break, whose renewals reach the servers again.
+// toldAndRenewed: after broken connections have ended a lease, its renewals reach the servers again.
 func (c *check) toldAndRenewed() {
 	if c.k.Service.NoRenew {
 		return
@@ -582,7 +572,7 @@ func (c *check) toldAndRenewed() {
 	a, b, key := c.client(), c.client(), newKey()
 	l := c.take(a, key)
 	heal := c.inject(a, (*faults.Link).Refuse)
-	told := c.ends(l, l.TTL()+patience) // HolderDisconnected is about a holder that isn't
+	told := c.ends(l, l.TTL()+patience) // HolderDisconnected reports a holder that isn't told
 	if heal(); !told || c.wait(b, key).pass(c.limit()) == nil {
 		return
 	}
@@ -619,7 +609,7 @@ func oddTTLs(c *check) {
 	l, err := c.try(a, key)
 	switch took := time.Since(asked); {
 	case err == nil:
-	case took > patience/10: // it isn't refused: it may have been granted, without a reply
+	case took > patience/10: // not refused: it may have been granted, without a reply
 		c.unsure("an acquisition for 50 days failed after %v: %v", took, err)
 		return
 	default:
@@ -631,7 +621,7 @@ func oddTTLs(c *check) {
 	c.free(l)
 }
 
-// outlast checks a lease of a, which a renews for as long as hold, and then granted to b. It reports whether there was one.
+// outlast checks a lease that a renews for as long as hold, and that is then granted to b. It reports whether a got one.
 func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance string) bool {
 	key, start := newKey(), time.Now()
 	first, err := c.try(a, key)
@@ -672,7 +662,7 @@ func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance str
 	if notified && !isOver(first) {
 		if !c.ends(first, patience) {
 			c.breaks("a holder's context hadn't ended %v after its successor's grant%s", patience, circumstance)
-		} else if !renewed { // LeaseLasts is about a holder that is told late
+		} else if !renewed { // LeaseLasts covers a holder that is told late
 			c.breaks("a holder's context ended %v after its successor's grant%s", time.Since(now).Round(10*time.Millisecond), circumstance)
 		}
 	}

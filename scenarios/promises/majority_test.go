@@ -13,13 +13,13 @@ import (
 	"github.com/fencelab/fencelab/scenarios"
 )
 
-// majority is a lock on most of several servers. Its token is that of the first which grants it.
+// majority is a lock on a majority of servers. Its token is that of the first server that grants it.
 type majority struct {
 	locks  []scenarios.Lock
-	limit  time.Duration // of a request to one of them
-	renew  int           // how many are enough to renew a lease
-	stops  time.Duration // for how long a release does at the first error
-	spares bool          // whether a release spares servers that didn't reply
+	limit  time.Duration // of a request to one server
+	renew  int           // how many servers can renew a lease
+	stops  time.Duration // how long after the first error releases stop at errors
+	spares bool          // a release skips servers that didn't reply
 }
 
 func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), l *simple) (scenarios.Lock, error) {
@@ -97,7 +97,6 @@ func (m majority) Close() (err error) {
 	return err
 }
 
-// most is a lease by most of the servers.
 type most struct {
 	scenarios.Lease
 	m       majority
@@ -105,8 +104,8 @@ type most struct {
 	perhaps []scenarios.Lease // of servers that didn't reply
 	until   atomic.Pointer[time.Time]
 	ctx     context.Context
-	timer   *time.Timer               // ends ctx
-	failed  atomic.Pointer[time.Time] // when a release did first
+	timer   *time.Timer
+	failed  atomic.Pointer[time.Time] // when a release first failed
 }
 
 func (l *most) Until() time.Time { return *l.until.Load() }

@@ -1,15 +1,15 @@
-// Package promises is the kit for any lock: it checks what users expect of one, with faults in the middle of calls, and runs the
-// hazards, which show what becomes of the data. For a dlock.Backend, dlock/dlocktest is stricter.
+// Package promises checks whether any lock does what users expect, with faults in the middle of calls, and runs the hazards,
+// which show what becomes of the data. For a dlock.Backend, dlock/dlocktest is stricter.
 //
-// Expiry is observed, as a successor's grant. A lock counts as held only while the holder's own lease says so. A call may take
-// ten seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus twenty seconds, or for
-// twenty times as long as a new client then needs for a free lock, so that a stall of the machine or of the servers breaks no
-// promise.
+// Expiry is observed as a successor's grant. A lock counts as held only while the holder's own lease says so. So that a stall of
+// the machine or the servers breaks no promise, a call may take ten seconds longer than its context allows, and a dead holder may
+// block a lock for four times the TTL plus twenty seconds, or for twenty times as long as a new client then needs for a free
+// lock.
 //
-// It doesn't test failovers, clocks that jump during a lease, clients whose clocks differ, or servers that restart with their
-// data. Of locks that hash the key alone to 32 bits, it detects those that use CRC-32, FNV, Postgres's hashtext or the first 32
-// bits of MD5; of locks that hash it to 16 bits, half. A token that isn't minted with its grant is detected only when replies are
-// late. "Breaks" is proved by what happened; "keeps" only means that no run broke it.
+// Not tested: failovers, clocks that jump during a lease, clients whose clocks differ, servers that restart with their data. Of
+// locks that hash the key alone to 32 bits, it detects those that use CRC-32, FNV, Postgres's hashtext or the first 32 bits of
+// MD5; of locks that hash it to 16 bits, half. A token that isn't minted with its grant is detected only when replies are late.
+// "Breaks" is proved by what happened; "keeps" only means that no run broke it.
 package promises
 
 import (
@@ -28,29 +28,29 @@ import (
 	"github.com/fencelab/fencelab/scenarios"
 )
 
-// Kit is a lock to check, and how.
+// Kit is a lock to check, and how to check it.
 type Kit struct {
-	// Service is the lock: its name and Nodes, NoTokens, NoRenew. With Fault, which must have the faults wipe and jump of
-	// [scenarios.LockService] and wipe of each node, the kit also restarts the servers without their data and sets their clocks: no
-	// other test may use them meanwhile. With Forget it also deletes locks that are held.
+	// Service is the lock: its name, Nodes, NoTokens and NoRenew. With Fault, the kit also restarts the servers without their data
+	// and sets their clocks: no other test may use them meanwhile, and Fault must support wipe and jump of [scenarios.LockService]
+	// and wipe of each node. With Forget, it also deletes locks that are held.
 	Service *scenarios.Service
-	// Open opens a client of the lock. Its leases' Until may be zero; then only their Context counts. The hazards use what was
-	// given to [scenarios.Child].
+	// Open opens a client of the lock. If its leases' Until is zero, only their Context counts. The hazards use the function that
+	// was given to [scenarios.Child].
 	Open scenarios.Open
 	// Store is what the hazards' workers write to, as Runner.Store.
 	Store *scenarios.Store
-	// TTL is a short lease, several times a round trip. Default: one second. Set it to the lock's shortest lease, or twice its lock-delay,
-	// if that is longer.
+	// TTL is a short lease of several round trips. Default: one second. Set it to the lock's shortest lease, or to twice its
+	// lock-delay if that is longer.
 	TTL time.Duration
-	// Fixed says that the TTL can't be changed, or can't be as long as sixty times TTL.
+	// Fixed says that the TTL can't be changed, or can't be sixty times TTL.
 	Fixed bool
-	// Only are the promises and hazards to check, by name. None: all.
+	// Only names the promises and hazards to check. None: all.
 	Only []string
-	// Strict fails the test if a promise is broken, if data is lost although its token was checked on reads and writes, or if a check
-	// came to no result. It doesn't fail for what the lock, the servers or the platform rule out: those rows are Excluded. Nor
-	// does it fail if no hazard can run, see Report.NoHazards. By default everything is only reported.
+	// Strict fails the test if a promise is broken, if data is lost although its token was checked on reads and writes, or if a
+	// check is inconclusive, but not for Excluded rows or if no hazard can run (Report.NoHazards). By default everything is only
+	// reported.
 	Strict bool
-	// Module is the lock's Go module, whose version reports name.
+	// Module is the lock's Go module. Reports give its version.
 	Module string
 
 	link func(scenarios.Node) (*faults.Link, string, error) // scenarios.Node.Link
@@ -106,7 +106,7 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 	}
 	chosen := slices.DeleteFunc(slices.Clone(promises), func(p promise) bool { return omit(p.name) })
 	hazards := slices.DeleteFunc(scenarios.Hazards(), func(s scenarios.Scenario) bool {
-		return !s.On(k.Service.Lock) || s.Faulty() || omit(s.Name) // another lock's, or with faults of its servers
+		return !s.On(k.Service.Lock) || s.Faulty() || omit(s.Name) // another lock's, or with server faults
 	})
 	for _, name := range k.Only {
 		if !slices.Contains(names, name) {
@@ -153,12 +153,12 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 	return report, nil
 }
 
-// works checks the adapter, whose errors would look like broken promises, and returns why hazards can't run, if so.
+// works checks the adapter, and returns why hazards can't run, if so.
 func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 	asked := time.Now()
 	row := k.check(ctx, promise{check: func(c *check) { //nolint:contextcheck // it is the check's
 		cl := c.lasting()
-		first := newKey() // it may take long to connect
+		first := newKey() // connecting may take long
 		l, err := c.within(6*patience, acquiring(cl, first)).granted()
 		if err != nil {
 			c.cannot("Acquire of a free lock: %v", err)
@@ -187,7 +187,7 @@ func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 	}})
 	if row.Verdict != Kept {
 		err = errors.New(row.Why)
-		if fixed := k; !k.Fixed && time.Since(asked) < patience { // it may have been refused
+		if fixed := k; !k.Fixed && time.Since(asked) < patience { // the long TTL may have been refused
 			fixed.Fixed = true
 			if _, failed := fixed.works(ctx); failed == nil {
 				err = fmt.Errorf("with a TTL of %v: %w; with %v it works: if the lock's TTL can't be changed that far, set Kit.Fixed", long*k.TTL, err, k.TTL)
@@ -211,7 +211,7 @@ func (k Kit) check(ctx context.Context, p promise) (row Row) {
 	c.together(func() { p.check(c) })
 	close(done)
 	c.end()
-	c.mu.Lock() // a call that was given up may still run
+	c.mu.Lock() // an abandoned call may still run
 	defer c.mu.Unlock()
 	switch {
 	case len(c.broken) > 0:

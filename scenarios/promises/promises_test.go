@@ -25,14 +25,12 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Hazards are run on the correct lock.
 func TestMain(m *testing.M) {
 	scenarios.Child(open(func(*simple) {}))
 	debug.SetGCPercent(400)
 	os.Exit(m.Run())
 }
 
-// kit has a server in this process, behind TCP.
 func kit(t *testing.T, open scenarios.Open) promises.Kit {
 	t.Helper()
 	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded})
@@ -43,7 +41,7 @@ func kit(t *testing.T, open scenarios.Open) promises.Kit {
 	}}
 }
 
-// typed returns typed nil leases with its errors, as simple adapters do, and neither to waiters that were cancelled.
+// typed returns typed nil leases with errors, as simple adapters do, and neither a lease nor an error to a cancelled waiter.
 type typed struct{ scenarios.Lock }
 
 func (l typed) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
@@ -91,7 +89,6 @@ func TestKept(t *testing.T) {
 	})
 }
 
-// These break no promise.
 func TestMild(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -120,12 +117,11 @@ func TestMild(t *testing.T) {
 	}
 }
 
-// stalling is a lock whose calls take time, and fail if its servers are away.
 type stalling struct {
 	scenarios.Lock
-	takes time.Duration // a call
-	frees time.Duration // a release
-	again time.Duration // not 0: when an Acquire that has met no servers asks again
+	takes time.Duration // by each call
+	frees time.Duration // by a release
+	again time.Duration // not 0: when an Acquire that met no servers retries
 	away  func() bool
 }
 
@@ -186,7 +182,6 @@ func (l stallingLease) Release(ctx context.Context) error {
 	return l.Lease.Release(ctx)
 }
 
-// Slow servers, and those that are away for a while, break no promise.
 func TestStalls(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct{ takes, releases, again, every, away time.Duration }{
@@ -198,7 +193,7 @@ func TestStalls(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			for _, promise := range promises.Names() { // with a server each, as in TestBrokenOnce
+			for _, promise := range promises.Names() {
 				virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 					l, err := open(func(s *simple) { s.polls = 90 * time.Millisecond })(ctx, s)
 					start := time.Now().Truncate(24 * time.Hour)
@@ -214,7 +209,7 @@ func TestStalls(t *testing.T) {
 	}
 }
 
-// What a machine that stalls may have caused accuses no lock. Two holders at once do.
+// A stall of the machine excuses a lock, unless two clients held it at once.
 func TestMachineStalls(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -243,11 +238,10 @@ func TestKeptByRenewal(t *testing.T) {
 	t.Parallel()
 	virtually(t, 3, open(func(s *simple) { s.renewal = renewRight }), func(t *testing.T, k promises.Kit) {
 		k.Service.NoRenew = false
-		requireBroken(t, promises.Run(t, k), "DataLoss") // it is on the first server only
+		requireBroken(t, promises.Run(t, k), "DataLoss") // it is only on the first server
 	})
 }
 
-// Each broken promise is detected.
 func TestBroken(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -360,7 +354,7 @@ func TestBroken(t *testing.T) {
 		"a try ends renewals":           {func(s *simple) { s.renewal = renewToTry }, []string{"LeaseRenewed"}},
 		"untold after renewals":         {func(s *simple) { s.renewal = renewUntold }, []string{"LeaseRenewed"}},
 		"renewed, and not released":     {func(s *simple) { s.renewal = renewVersion }, []string{"WaiterServed"}},
-		"renewed after its release":     {func(s *simple) { s.renewal = renewUpserts }, []string{"WaiterServed"}}, // NothingLeft may find its renewals
+		"renewed after its release":     {func(s *simple) { s.renewal = renewUpserts }, []string{"WaiterServed"}},
 		"slashes at the start":          {func(s *simple) { s.takes = func(key string) string { return strings.TrimLeft(key, "/") } }, []string{"KeysIndependent"}},
 		"released with its last":        {func(s *simple) { s.bucketed = true }, []string{"KeysIndependent"}},
 		"failed tries keep connections": {func(s *simple) { s.tryKeeps = true }, []string{"NothingLeft"}},
@@ -401,7 +395,7 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// Each of these is found by what it names, and by none of the others (but for those that are dear).
+// Each defect is detected by the promises in want and, except perhaps for the dear ones, by no others.
 func TestBrokenOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -461,7 +455,7 @@ func TestBrokenOnce(t *testing.T) {
 				if slices.Contains(dear, promise) && !broken {
 					continue
 				}
-				// Each has a server of its own: with those of all, its keys are most of the test's time.
+				// With all keys on one server, they take most of the test's time.
 				virtually(t, c.nodes, open(c.set), func(t *testing.T, k promises.Kit) {
 					k.Only, k.Service.NoRenew = []string{promise}, lock.renewal == renewNever
 					r := promises.Run(t, k)
@@ -487,7 +481,7 @@ type silent struct{ scenarios.Lock }
 func (silent) Acquire(context.Context, string) (scenarios.Lease, error) { return nil, nil }
 func (silent) Close() error                                             { return nil }
 
-// The values are those of PostgreSQL 15.
+// The values are from PostgreSQL 15.
 func TestHashtext(t *testing.T) {
 	t.Parallel()
 	for key, want := range map[string]int32{"": -1477818771, "promises-1": 1678175891, "0123456789abcdefg": -688301431} {
@@ -495,7 +489,7 @@ func TestHashtext(t *testing.T) {
 	}
 }
 
-// A key that came twice would be held when it is tried again. With this base two hashes collide at the same count.
+// A key that occurs twice would be held at its second try. With this base two hashes collide at the same count.
 func TestCollisions(t *testing.T) {
 	t.Parallel()
 	const base = "promises-a3dad041-3a41-4441-8f12-a2465e378bf8"
@@ -507,7 +501,6 @@ func TestCollisions(t *testing.T) {
 	require.Len(t, slices.Compact(endings), 2*len(promises.Hashes))
 }
 
-// A defect of the adapter is an error, not a broken promise.
 func TestAdapter(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, open(func(*simple) {}), testAdapter)
@@ -555,7 +548,6 @@ func testAdapter(t *testing.T, good promises.Kit) {
 	require.ErrorIs(t, err, enough)
 }
 
-// A panic of the adapter, or of a fault, isn't the lock's.
 func TestAdapterPanics(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
@@ -565,7 +557,7 @@ func TestAdapterPanics(t *testing.T) {
 		"Open": {"OddTTLs", func(k *promises.Kit) {
 			open := k.Open
 			k.Open = func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-				if s.TTL < time.Second { // which isn't to refuse it
+				if s.TTL < time.Second { // a panic isn't a refusal
 					panic("out of order")
 				}
 				return open(ctx, s)
@@ -592,7 +584,6 @@ func TestAdapterPanics(t *testing.T) {
 	}
 }
 
-// A constructor that ignores its context ends as a finding. What it returns later is closed.
 func TestOpenHangs(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, nil, func(t *testing.T, k promises.Kit) {
@@ -608,7 +599,6 @@ func TestOpenHangs(t *testing.T) {
 	})
 }
 
-// What came to no result is checked again, when nothing else runs.
 func TestCheckedAgain(t *testing.T) {
 	t.Parallel()
 	var opened atomic.Int32
@@ -623,7 +613,6 @@ func TestCheckedAgain(t *testing.T) {
 	})
 }
 
-// The kit does the same over TCP, in real time.
 func TestTCP(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct{ only, broken []string }{
@@ -636,7 +625,6 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// No token and no verdict are two things.
 func TestHeadline(t *testing.T) {
 	data := map[history.Fencing]history.Verdict{history.FencingOff: history.Violated}
 	r := promises.Report{Lock: "mine", NoTokens: true, Hazards: []promises.Row{{Data: data}}}
@@ -648,7 +636,6 @@ func TestHeadline(t *testing.T) {
 	require.Equal(t, "mine breaks 0 of 0 promises. With its token checked on reads and writes it lost data in 0 of 1 hazards.", r.Headline())
 }
 
-// With tokens no data is lost. What the lock and the store can't have isn't judged.
 func TestHazards(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mine.html")
 	t.Setenv("FENCELAB_PROMISES", file)
@@ -679,19 +666,19 @@ func TestHazards(t *testing.T) {
 	require.Empty(t, r.Hazards)
 }
 
-// TestStrict fails in a process of its own.
+// TestStrict fails in a child process.
 func TestStrict(t *testing.T) {
 	const env = "FENCELAB_TEST_STRICT"
 	stalls := errors.New("out of order")
 	for name, c := range map[string]struct {
 		open scenarios.Open
 		only []string
-		want string // "": it passes
+		want string
 	}{
 		"broken": {open(func(s *simple) { s.plainDelete = true }), []string{"CloseEnds", "ReleaseRepeated"}, ": ReleaseRepeated\n"},
 		"no result": {func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 			l, err := open(func(*simple) {})(ctx, s)
-			if s.TTL == time.Second { // not of the trial
+			if s.TTL == time.Second {
 				err = stalls
 			}
 			return l, err
@@ -740,7 +727,6 @@ func TestRecord(t *testing.T) {
 	require.False(t, lines.More())
 }
 
-// brittle is a lock that fails after a number of calls of TryAcquire.
 type brittle struct {
 	scenarios.Lock
 	left *atomic.Int32
@@ -760,7 +746,6 @@ func (b brittle) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 	return b.Lock.Acquire(ctx, key)
 }
 
-// A lock that serves nobody breaks no promise.
 func TestNobodyIsServed(t *testing.T) {
 	t.Parallel()
 	var left atomic.Int32
@@ -776,7 +761,6 @@ func TestNobodyIsServed(t *testing.T) {
 	})
 }
 
-// The loss of messages that it hasn't tried could still lock somebody out.
 func TestTooManyMessages(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, open(func(s *simple) { s.pings = 40 }), func(t *testing.T, k promises.Kit) {

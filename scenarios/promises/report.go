@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	_ "embed" // of the page
+	_ "embed" // for the page
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,25 +22,25 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Verdict is what is known of a promise, or of a hazard in the strictest fencing mode that the lock has.
+// Verdict is the result for a promise, or for a hazard in the strictest fencing mode that the lock supports.
 type Verdict string
 
 // The verdicts.
 const (
-	Kept      Verdict = "keeps"       // not seen broken
-	Broken    Verdict = "breaks"      // seen broken, or data lost
-	Unchecked Verdict = "not checked" // or no result
+	Kept      Verdict = "keeps"
+	Broken    Verdict = "breaks"      // or data was lost
+	Unchecked Verdict = "not checked" // or inconclusive
 )
 
 // Row is the result of one promise or hazard.
 type Row struct {
-	Promise  string  `json:"promise"` // its name
-	Text     string  `json:"text"`    // the promise as a sentence
+	Promise  string  `json:"promise"`
+	Text     string  `json:"text"`
 	Verdict  Verdict `json:"verdict"`
-	Why      string  `json:"why,omitempty"` // what happened, why it can't be checked, or what is worth knowing although the promise is kept
-	Excluded bool    `json:"-"`             // the lock, the servers or the platform rule out a check
+	Why      string  `json:"why,omitempty"` // what happened, why it can't be checked, or an observation
+	Excluded bool    `json:"-"`             // ruled out by the lock, the servers or the platform
 
-	// Data is a hazard's verdict for each fencing mode in which it ran. A violated run lost data.
+	// Data is a hazard's verdict in each fencing mode that ran. Violated means that data was lost.
 	Data map[history.Fencing]history.Verdict `json:"data,omitempty"`
 
 	traces map[history.Fencing][]string
@@ -48,19 +48,17 @@ type Row struct {
 
 // Report says which promises a lock keeps and breaks, and in which hazards data is lost.
 type Report struct {
-	Lock     string    `json:"lock"`
-	Module   string    `json:"module,omitempty"` // Kit.Module and its version
-	Server   string    `json:"server,omitempty"`
-	NoTokens bool      `json:"no_tokens,omitempty"` // Service.NoTokens
-	TTL      string    `json:"ttl"`
-	Time     time.Time `json:"time"`
-	Rows     []Row     `json:"rows"`
-	Hazards  []Row     `json:"hazards,omitempty"`
-	// NoHazards says why no hazard ran.
-	NoHazards string `json:"no_hazards,omitempty"`
+	Lock      string    `json:"lock"`
+	Module    string    `json:"module,omitempty"` // with its version
+	Server    string    `json:"server,omitempty"`
+	NoTokens  bool      `json:"no_tokens,omitempty"`
+	TTL       string    `json:"ttl"`
+	Time      time.Time `json:"time"`
+	Rows      []Row     `json:"rows"`
+	Hazards   []Row     `json:"hazards,omitempty"`
+	NoHazards string    `json:"no_hazards,omitempty"`
 }
 
-// run runs hazards.
 func (k Kit) run(ctx context.Context, hazards []scenarios.Scenario) []Row {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -85,7 +83,7 @@ func (k Kit) run(ctx context.Context, hazards []scenarios.Scenario) []Row {
 				}
 				no := errors.Is(err, errors.ErrUnsupported)
 				if row.Why != "" && (no || !row.Excluded) {
-					return // a failure says more than what is ruled out
+					return // a failure tells more than an exclusion
 				}
 				row.Excluded = no
 				row.Why = strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\n", "; "), fmt.Sprintf("scenarios: scenario %q: ", s.Name))
@@ -97,7 +95,7 @@ func (k Kit) run(ctx context.Context, hazards []scenarios.Scenario) []Row {
 		row := &rows[i]
 		row.Verdict = Unchecked
 		failed := row.Why != "" && !row.Excluded
-		row.Excluded = row.Excluded && len(row.Data) == 0 // a mode that is ruled out says nothing of the others
+		row.Excluded = row.Excluded && len(row.Data) == 0 // other modes may not be ruled out
 		for _, m := range modes {
 			if v, ran := row.Data[m.fencing]; ran && !failed {
 				row.Verdict = map[history.Verdict]Verdict{history.Safe: Kept, history.Violated: Broken, history.Inconclusive: Unchecked}[v]
@@ -123,7 +121,7 @@ var pageText string
 
 var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
-// record appends the report to a file, with its module's version, which a test binary lacks.
+// record appends the report to a file, with its module's version, which a test binary doesn't know.
 func (r *Report) record(ctx context.Context, file string) error {
 	if r.Module != "" {
 		out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Path}} {{.Version}}", r.Module).Output() //nolint:gosec // the test's own
@@ -145,7 +143,7 @@ func (r *Report) record(ctx context.Context, file string) error {
 	if err != nil {
 		return fmt.Errorf("promises: %w", err)
 	}
-	_, err = f.Write(b.Bytes()) // at once: other processes may append, too
+	_, err = f.Write(b.Bytes()) // in one write: other processes may append, too
 	return errors.Join(err, f.Close())
 }
 
@@ -199,7 +197,7 @@ func (r *Report) Headline() string {
 	return s + ". " + strings.Join(lost, "; ") + "."
 }
 
-// Result is the verdict; of a hazard, that for each mode.
+// Result is the verdict, or a hazard's verdict in each mode.
 func (row *Row) Result() string {
 	var all []string
 	for _, m := range modes {
@@ -210,7 +208,7 @@ func (row *Row) Result() string {
 	return cmp.Or(strings.Join(all, ", "), string(row.Verdict))
 }
 
-// Traces are what happened in a hazard, for each mode.
+// Traces are a hazard's traces in each mode.
 func (row *Row) Traces() (all []string) {
 	for _, m := range modes {
 		if t := row.traces[m.fencing]; t != nil {
@@ -238,10 +236,10 @@ func (r *Report) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.Headline())
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	names := map[string][]string{} // by reason
+	names := map[string][]string{}
 	var reasons []string
 	for _, row := range r.All() {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", row.Promise, row.Result(), row.Text) // a Builder takes everything
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", row.Promise, row.Result(), row.Text)
 		if row.Why != "" && names[row.Why] == nil {
 			reasons = append(reasons, row.Why)
 		}

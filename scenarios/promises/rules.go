@@ -3,7 +3,7 @@ package promises
 type promise struct {
 	name, text string
 	check      func(c *check)
-	alone      bool // it breaks the servers
+	alone      bool // breaks the servers
 }
 
 var promises = []promise{
@@ -34,7 +34,6 @@ var promises = []promise{
 	{name: "DataLoss", text: "if one of three or more servers loses its data, nobody else gets in; if all do, or somebody deletes a lock, a holder is told, releasing an old lease doesn't end a new grant, and connected clients can lock and renew again, those that wait too", check: dataLoss, alone: true},
 }
 
-// excludes returns why a promise of this lock can't be checked, or "".
 func (k Kit) excludes(promise string) (why string) {
 	switch {
 	case promise == "OddTTLs" && k.Fixed:

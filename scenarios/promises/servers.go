@@ -73,7 +73,7 @@ func partition(c *check) {
 		c.free(first, second)
 	}
 
-	// Renewals by too few servers. A service whose servers forward requests rightly goes on serving the holder.
+	// Renewals reach too few servers. A service whose servers forward requests may rightly keep serving the holder.
 	a, b, key := c.client(), c.client(), newKey()
 	c.connect(a)
 	first, err := c.try(&client{Lock: byHand{a.Lock, c}}, key)
@@ -90,7 +90,7 @@ func partition(c *check) {
 	if err != nil {
 		return
 	}
-	if first.Until().IsZero() { // it may be told late: see LeaseLasts
+	if first.Until().IsZero() { // it may be told late, see LeaseLasts
 		c.ends(first, patience)
 	}
 	if lasts(first, time.Now()) {
@@ -99,7 +99,7 @@ func partition(c *check) {
 	c.free(second)
 }
 
-// spared checks that a client gets locks if one server doesn't answer it. Only one may be needed: a leader.
+// spared checks that a client gets locks without one server, unless that is the leader.
 func (c *check) spared() {
 	n := len(c.k.Service.Nodes)
 	var wg sync.WaitGroup
@@ -109,7 +109,7 @@ func (c *check) spared() {
 	for i := range n {
 		for says, how := range map[string]struct {
 			fault linkFault
-			isNew bool // the client
+			isNew bool
 		}{
 			"was silent": {(*faults.Link).Cut, false}, "refused connections": {(*faults.Link).Refuse, false},
 			"refused connections of a new client": {(*faults.Link).Refuse, true},
@@ -129,7 +129,7 @@ func (c *check) spared() {
 				stuck[i] = fmt.Sprintf("server %d: %v", i+1, why)
 			}
 		})
-		if n > 4 { // without two of five, three are enough
+		if n > 4 { // of five servers, three are enough
 			continue
 		}
 		wg.Go(func() {
@@ -147,7 +147,7 @@ func (c *check) spared() {
 		c.breaks("after a release while one of %d servers refused connections nobody got the lock in %v or more: %s",
 			n, c.limit(), slices.Min(slices.Collect(maps.Values(stuck))))
 	}
-	if len(left) > n/2 && !c.isUnsure() { // a connection of the holder's may be bad at its release
+	if len(left) > n/2 && !c.isUnsure() { // the holder's connection may be broken at its release
 		c.breaks("one of %d servers granted a lock and its reply was lost; after the release a client that another server refused hadn't got the lock in %v or more, "+
 			"though it got an unused one, three times, whichever of %d it was: %s", n, c.limit(), len(left), slices.Min(slices.Collect(maps.Values(left))))
 	}
@@ -157,7 +157,7 @@ func (c *check) spared() {
 	}
 }
 
-// spares returns why a client gets no lock without the i-th server, which it may have been connected to.
+// spares returns why a client, new or already connected, gets no lock without the i-th server.
 func (c *check) spares(i int, fault linkFault, isNew bool) error {
 	lose := func(cl *client) error {
 		_, err := c.injected(&client{links: cl.links[i : i+1]}, fault)
@@ -179,7 +179,7 @@ func (c *check) spares(i int, fault linkFault, isNew bool) error {
 			return err
 		}
 	} else if cl, err = c.open(c.k.TTL); err == nil {
-		c.gets(cl) // it is connected
+		c.gets(cl)
 		err = lose(cl)
 	}
 	if err != nil {
@@ -201,10 +201,9 @@ func (c *check) spares(i int, fault linkFault, isNew bool) error {
 	}
 }
 
-// freesWithout returns why nobody gets a lock that its holder released while the i-th server refused connections: a release may stop
-// there, and leave the lock on the others.
+// freesWithout returns why nobody gets a lock whose holder released it while the i-th server refused connections.
 func (c *check) freesWithout(i int) error {
-	if c.k.Fixed { // it comes free with its lease
+	if c.k.Fixed { // the lease expires within the limit
 		return nil
 	}
 	key := newKey()
@@ -224,7 +223,7 @@ func (c *check) freesWithout(i int) error {
 		c.unsure("%v", err)
 		return nil
 	}
-	for end := time.Now().Add(patience / 2); ; time.Sleep(5 * pause) { // its client may fail at once while it connects to another
+	for end := time.Now().Add(patience / 2); ; time.Sleep(5 * pause) { // the client may fail at once while it connects to another server
 		if err = c.do(l.Release); err == nil || errors.Is(err, dlock.ErrLost) || time.Now().After(end) {
 			break
 		}
@@ -235,10 +234,10 @@ func (c *check) freesWithout(i int) error {
 	return nil
 }
 
-// leavesNothing has the i-th server's reply to a grant be lost. It returns why, after the release, a client that the next server
-// refuses doesn't get the lock: the i-th may still keep it.
+// leavesNothing loses the i-th server's reply to a grant. It returns why, after the release, a client that the next server
+// refuses doesn't get the lock, which the i-th may still have.
 func (c *check) leavesNothing(i int) error {
-	if c.k.Fixed { // it comes free with its lease
+	if c.k.Fixed { // the lease expires within the limit
 		return nil
 	}
 	key := newKey()
@@ -251,7 +250,7 @@ func (c *check) leavesNothing(i int) error {
 		c.unsure("%v", err)
 		return nil
 	}
-	c.gets(a) // it is connected, as b is below
+	c.gets(a)
 	heal, err := c.injected(&client{links: a.links[i : i+1]}, (*faults.Link).LoseReplies)
 	if err != nil {
 		c.unsure("%v", err)
@@ -263,10 +262,10 @@ func (c *check) leavesNothing(i int) error {
 		return nil //nolint:nilerr // it needs that server
 	}
 	before := a.links[i].Messages()
-	for range 3 { // it is connected to all again
+	for range 3 { // it reconnects to all
 		c.gets(a)
 	}
-	if a.links[i].Messages() == before { // or avoids that server for a while
+	if a.links[i].Messages() == before { // it avoids that server for a while
 		return nil
 	}
 	for range 3 {
@@ -287,7 +286,6 @@ func (c *check) leavesNothing(i int) error {
 	return err
 }
 
-// oneInCommon wipes the only server that both clients reach.
 func (c *check) oneInCommon() {
 	nodes := c.k.Service.Nodes
 	common := len(nodes) / 2
@@ -302,7 +300,7 @@ func (c *check) oneInCommon() {
 		b := c.lasting()
 		c.inject(&client{links: b.links[:common]}, (*faults.Link).Refuse)
 		c.still(l, b, key, fmt.Sprintf("the only one of %d servers that two clients both reached had lost its data,", len(nodes)))
-		sure = l.Context().Err() == nil // the others may wait for a lease before they vote
+		sure = l.Context().Err() == nil // the other servers may wait for a lease before they vote
 		c.free(l)
 		return sure
 	})
@@ -333,7 +331,6 @@ func dataLoss(c *check) {
 	c.lost("the servers had lost their data", func(...string) { c.fault(scenarios.Step{Verb: "wipe", Target: scenarios.LockService}) })
 }
 
-// forget deletes locks, whoever holds them.
 func (c *check) forget(keys ...string) {
 	for _, key := range keys {
 		if err := c.do(func(ctx context.Context) error { return c.ask(func() error { return c.k.Service.Forget(ctx, key) }) }); err != nil {
@@ -342,7 +339,6 @@ func (c *check) forget(keys ...string) {
 	}
 }
 
-// lost checks what follows when lose has removed the locks of keys, and perhaps all else, from the servers.
 func (c *check) lost(after string, lose func(keys ...string)) {
 	stopped := thrice{c: c, last: time.Now()}
 	renewed := func(cl *client) (lasts bool) {
@@ -364,7 +360,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		c.connect(keeper)
 		key, brief, known, queued := newKey(), newKey(), newKey(), newKey()
 		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
-		c.free(c.take(early, known)) // it is connected
+		c.free(c.take(early, known))
 		c.take(c.lasting(), queued)
 		waiting := c.lasting()
 		c.connect(waiting)
@@ -373,7 +369,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		time.Sleep(5 * pause)
 		lose(key, brief, known, queued)
 		if c.wait(early, newKey()).pass(patience/5) != nil {
-			c.client() // opening it creates what the servers need, such as a table
+			c.client() // creates what the servers need, such as a table
 		}
 		goesOn := make(chan bool, 1)
 		go func() {
@@ -394,13 +390,13 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		}
 		if r, ok := later.(renewer); ok {
 			var err error
-			for range 3 { // it may have to connect again
+			for range 3 { // it may have to reconnect
 				if err = c.do(r.Renew); err == nil {
 					break
 				}
 				time.Sleep(pause)
 			}
-			if err != nil { // only now: a new client may cure it
+			if err != nil { // last, since a new client may repair it
 				if fresh := c.take(c.lasting(), newKey()); c.do(fresh.(renewer).Renew) == nil && lasts(later, time.Now()) {
 					c.breaks("after %s, and a connected client's grant, its renewal failed three times: %v", after, err)
 				}
@@ -409,14 +405,14 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		if !c.k.Service.NoTokens && later.Fence() <= old.Fence() {
 			c.notes("after %s the next token was %d, and the one before %d: a store that checks tokens will refuse later holders until somebody raises the lock's counter", after, later.Fence(), old.Fence())
 		}
-		for range 3 { // it may have to reconnect
+		for range 3 {
 			err = c.briefly(releasing(old)).err
 			sure = c.still(later, other, key, after+", and a lease from before was released,")
 			if err == nil || errors.Is(err, dlock.ErrLost) || c.isDecided() {
 				break
 			}
 		}
-		for range 3 { // likewise; a lock that can't release any more breaks the promise
+		for range 3 { // a lock that can't release any more breaks the promise
 			if err := c.do(later.Release); err == nil || errors.Is(err, dlock.ErrLost) {
 				break
 			}

@@ -21,140 +21,139 @@ import (
 	"github.com/fencelab/fencelab/scenarios"
 )
 
-// simple is a plain, correct lock on one Redis; each field breaks it in one way.
+// simple is a correct lock on one Redis; each field introduces one defect, which TestBroken or TestBrokenOnce names.
 type simple struct {
 	redis *redis.Client
 	ttl   time.Duration
 
-	plainDelete  bool   // a release deletes the key, whoever has it
-	oneOwner     bool   // all grants of a client have one owner
-	lateUntil    bool   // a lease is counted from its reply
-	queued       bool   // the server counts a lease from when its client began to wait
-	seconds      bool   // TTLs above a second are truncated to seconds
-	noTTL        bool   // leases never end
-	patternHeld  bool   // a key that begins with a held one is held
-	randomTokens bool   // tokens don't grow
-	deaf         bool   // calls don't end with their contexts
-	deafClose    bool   // Close releases what is held, and waits for it
-	queue        bool   // waiters queue, and leave only if the server replies
-	opaque       bool   // TryAcquire's error doesn't say that the lock is held
-	neverEnds    bool   // a lease's context doesn't end
-	tied         bool   // a lease's context ends with that of its acquisition
-	loadedOnce   bool   // the release's script is loaded when the client opens
-	pings        int    // an acquisition sends so many more messages
-	ttlAgain     bool   // and then two that set the TTL again
-	claimsTwice  bool   // an acquisition first marks the key in another message, without a TTL
-	sweeps       bool   // who finds that a lease has run out frees the lock in another message
-	everybody    bool   // TryAcquire always succeeds
-	getThenSet   bool   // a waiter checks the key, and then sets it
-	oneLock      bool   // all keys are one
-	endless      bool   // Until is zero
-	releaseOnce  bool   // all grants of a client have one owner; a lease that ran out isn't released, nor one twice unless the reply was lost
-	saysNothing  bool   // a release returns no error
-	sendsOnce    bool   // all grants of a client have one owner; a release is sent once, unless the lease has run out
-	shortForEver bool   // a TTL below a millisecond is none, and its grant is an error
-	absolute     bool   // the server is told when the lease ends by the client's clock
-	tokenOwner   bool   // a grant's owner is its token
-	reentrant    bool   // a client that holds the lock gets it again
-	tokenAfter   bool   // the token is minted in another message, after the grant
-	tokenRead    bool   // the token is read in another message, after the grant
-	clockToken   bool   // the token is the server's time
-	tokenFirst   bool   // the token is minted in another message, before the wait
-	tokenByOwner bool   // the token grows when the lock changes hands between clients
-	tokenEnds    bool   // the token's counter ends with the lease
-	single       bool   // a grant frees what its client held, as MySQL's GET_LOCK once did
-	short        bool   // a TTL has 32 bits
-	subscribed   bool   // waiters try again when a message says so, or the lease has run out
-	session      bool   // a lock is free if its holder isn't connected any more
-	anyServer    bool   // any server that can be reached will do
-	leaks        bool   // each call leaves a goroutine
-	leaksClosed  bool   // a closed client leaves a goroutine
-	waitsOn      bool   // an acquisition of a closed client waits on
-	late         bool   // a release does nothing if its context has ended
-	asksFirst    bool   // a release asks in another message who has the lock
-	tryTakes     bool   // a failed try leaves its owner
-	tryExtends   bool   // a failed try prolongs the lease
-	tryConnects  bool   // a failed try leaves a connection
-	majority     bool   // on several servers, whose tokens differ
-	unlimited    bool   // and its requests to one of them have no time limit of their own
-	anyRenewal   bool   // and one of them is enough to renew a lease
-	opensAll     bool   // and a client needs all of them to open
-	releaseStops int    // and a release stops at an error, for so many seconds after the first
-	alone        bool   // an acquisition waits for its client's others, whether its context ends or not
-	busy         bool   // a release waits for a renewal by hand, likewise
-	counter      string // what follows the key in that of its token
-	asleep       bool   // waiters try again only when a message says so
-	oneCall      bool   // an acquisition that waits keeps its client's others waiting
-	pooled       bool   // waiters and renewals share ten connections
-	onlyDeadline bool   // cancelling its context doesn't end a call
-	noRelease    bool   // a release does nothing
-	dropsGrant   bool   // a wait that is cancelled as it is granted the lock keeps it
-	waitCloses   bool   // a cancelled wait ends what its client holds, as the end of a session does
-	panics       bool   // the second release of a lease panics
-	tryDeletes   bool   // a try that gets no reply deletes the lock, whoever has it
-	lateDeletes  bool   // a grant that comes after its lease deletes the lock, whoever has it
-	lateWaited   bool   // a lease that was waited for is counted from its reply
-	cleansUp     bool   // all grants of a client have one owner, and a try that failed is undone for a while
-	callTime     bool   // the token is the client's time before its request
-	lost         bool   // a release is forgotten if the client is closed within half a second
-	tires        bool   // the 20th release of a lock does nothing
-	mutexes      bool   // a client has a mutex for each key, which an acquisition that fails leaves locked
+	plainDelete  bool
+	oneOwner     bool // a client has one owner for all its grants
+	lateUntil    bool // a lease is counted from its reply
+	queued       bool // the server counts a lease from the start of the wait
+	seconds      bool // TTLs above a second are truncated to seconds
+	noTTL        bool
+	patternHeld  bool
+	randomTokens bool
+	deaf         bool // to contexts
+	deafClose    bool // waits for the release of all leases
+	queue        bool // waiters leave only if the server replies
+	opaque       bool // no ErrHeld
+	neverEnds    bool
+	tied         bool // a lease's context, to that of its acquisition
+	loadedOnce   bool // the release's script is loaded only by open
+	pings        int  // extra messages of an acquisition
+	ttlAgain     bool // then two that set the TTL again
+	claimsTwice  bool // an acquisition first marks the key without a TTL
+	sweeps       bool // a waiter frees an expired lease in another message
+	everybody    bool
+	getThenSet   bool // by waiters
+	oneLock      bool
+	endless      bool
+	releaseOnce  bool // one owner; an expired lease isn't released, nor one twice unless the reply was lost
+	saysNothing  bool // on release
+	sendsOnce    bool // one owner; a release is sent once, unless the lease has expired
+	shortForEver bool // a TTL below a millisecond means none, and its grant is an error
+	absolute     bool // the server gets the expiry by the client's clock
+	tokenOwner   bool
+	reentrant    bool
+	tokenAfter   bool
+	tokenRead    bool
+	clockToken   bool
+	tokenFirst   bool
+	tokenByOwner bool // grows only when the client changes
+	tokenEnds    bool // the counter expires with the lease
+	single       bool // a grant frees its client's other lock, as MySQL's GET_LOCK once did
+	short        bool
+	subscribed   bool // waiters retry on a notification or when the lease has expired
+	session      bool // a lock is free once its holder is disconnected
+	anyServer    bool
+	leaks        bool
+	leaksClosed  bool
+	waitsOn      bool
+	late         bool // a release does nothing if its context has ended
+	asksFirst    bool
+	tryTakes     bool // a failed try leaves its owner
+	tryExtends   bool
+	tryConnects  bool
+	majority     bool // several servers, whose tokens differ
+	unlimited    bool
+	anyRenewal   bool
+	opensAll     bool
+	releaseStops int    // a release stops at an error, for so many seconds after the first
+	alone        bool   // acquisitions of a client wait for each other, even if their contexts end
+	busy         bool   // likewise, a release waits for a renewal by hand
+	counter      string // the suffix of the token's key
+	asleep       bool   // waiters retry only on a notification
+	oneCall      bool
+	pooled       bool // ten connections for waiters and renewals
+	onlyDeadline bool // cancellation doesn't end a call
+	noRelease    bool
+	dropsGrant   bool // a wait that is cancelled as it is granted the lock keeps it
+	waitCloses   bool // a cancelled wait frees what its client holds, as a session's end does
+	panics       bool
+	tryDeletes   bool // without a reply, whoever holds the lock
+	lateDeletes  bool // a grant after its lease has expired, whoever holds the lock
+	lateWaited   bool
+	cleansUp     bool // one owner, and a failed try is undone for a while
+	callTime     bool
+	lost         bool // a release is forgotten if the client is closed within half a second
+	tires        bool // the 20th release of a lock does nothing
+	mutexes      bool // a failed acquisition leaves its client's mutex of the key locked
 	mutex        sync.Map
 	tried        atomic.Value // the last key that a try found held
 	calls        chan struct{}
 	only         atomic.Pointer[lease]
 	renewal      renewal
 	byHand       byHand
-	records      bool // a key has a record for good, and a client creates it once
+	records      bool // a key has a permanent record, which a client creates only once
 	recorded     sync.Map
 	lostKeys     sync.Map
-	own          bool // a wait for a lock that its own client holds doesn't end with its context
-	saysHeld     bool // a try whose connection is refused says that the lock is held
-	keeps        bool // its first 80 calls leave a goroutine each, as a pool does
+	own          bool // a wait for a lock of its own client ignores its context
+	saysHeld     bool // a try whose connection is refused returns ErrHeld
+	keeps        bool // each of its first 80 calls leaves a goroutine, as a pool does
 	kept         atomic.Int32
 	tryWaits     int // so many tries of a client wait for five seconds
 	tries        atomic.Int32
-	failsOpen    bool          // an acquisition that gets no reply is granted
-	polls        time.Duration // how often waiters ask whether the lock is free; 0: 10 ms
-	fromWait     bool          // the holder counts a lease from when it began to wait
-	leavesAll    bool          // a waiter that leaves ends the subscription of its client's others, which wait for the lease's end then
+	failsOpen    bool
+	polls        time.Duration // how often waiters poll; 0: 10 ms
+	fromWait     bool
+	leavesAll    bool // a waiter that leaves ends its client's other subscriptions, as in endsOthers
 	left         sync.Map
-	forgets      bool // waiters queue, and lose their place after four seconds
-	timers       bool // the time of a lease that was released ends its client's next
+	forgets      bool // waiters queue, and lose their position after four seconds
+	timers       bool // the timer of a released lease ends its client's next
 	latest       sync.Map
-	lostStays    bool // a lease that is lost leaves a goroutine
-	tryKeeps     bool // a failed try keeps one of its client's 20 connections
-	mixes        bool // the late reply of a call that was given up is taken for the next call's
+	lostStays    bool
+	tryKeeps     bool // one of its client's 20 connections
+	mixes        bool // the late reply of an abandoned call is taken for the next call's
 	replies      chan reply
-	claims       bool // a try that finds the lock held after one that failed takes it for its own
-	stuck        bool // a release that fails leaves its client's mutex for releases locked
+	claims       bool // after a failed try, one that finds the lock held takes it for its own
+	stuck        bool // a failed release leaves its client's mutex for releases locked
 	stuckKey     bool // or that of the key
-	oneRelease   bool // the second release of a lease does nothing, and returns no error
-	bucketed     bool // a client's release is sent when it holds none of the keys with the same hash, of 256
+	oneRelease   bool
+	bucketed     bool // a release is sent only when its client holds no key with the same hash, of 256
 	holds        [256]atomic.Int32
 	restless     bool // renewals don't start again within 400 ms of the last release
 	lastRelease  atomic.Int64
-	closeFrees   bool                    // Close releases what is held, and the holder isn't told
+	closeFrees   bool                    // frees all leases without telling their holders
 	repeats      bool                    // a call whose connection breaks is sent again, by another owner
-	counts       bool                    // a call whose connection breaks is sent again, and so are grants counted
-	hash         func(key []byte) uint32 // which the key is replaced by
+	counts       bool                    // likewise, and grants are counted
+	hash         func(key []byte) uint32 // replaces the key
 	takes        func(key string) string // what the server takes for the key
-	// What else a call does.
-	releases   func(ctx context.Context, l *lease, release func() error) error
-	acquires   func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error)
-	tryCalls   func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error)
-	observes   func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
-	deafens    bool                                                                 // an error: waiters then wait for the lease's end
-	deafened   atomic.Bool
-	perKey     bool     // the release of an old lease ends the renewals of its key
-	leases     sync.Map // that are renewed, by key
-	room       int32    // if not 0, how many leases are renewed
-	renewed    atomic.Int32
-	script     *redis.Script // of renewals
-	hopes      bool          // a renewal by hand that fails prolongs the lease for its holder
-	spares     bool          // a majority's release spares the servers that didn't reply
-	closeStays bool          // a lease that is held when its client is closed leaves a goroutine
-	renewOnce  bool          // the renewals' script is loaded when the client opens
+	releases     func(ctx context.Context, l *lease, release func() error) error
+	acquires     func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error)
+	tryCalls     func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error)
+	observes     func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
+	deafens      bool                                                                 // after an error, waiters wait for the lease to expire
+	deafened     atomic.Bool
+	perKey       bool     // the release of an old lease ends the renewals of its key
+	leases       sync.Map // that are renewed, by key
+	room         int32    // if not 0, how many leases are renewed
+	renewed      atomic.Int32
+	script       *redis.Script // of renewals
+	hopes        bool
+	spares       bool // a majority's release skips the servers that didn't reply
+	closeStays   bool
+	renewOnce    bool
 
 	ahead    *atomic.Int64
 	released atomic.Int32
@@ -168,39 +167,39 @@ type simple struct {
 	close    sync.Once
 }
 
-// renewal says what a renewing lock does wrong.
+// renewal is a defect of a renewing lock.
 type renewal int
 
 const (
 	renewNever renewal = iota
 	renewRight
 	renewBlindly    // whoever holds it
-	renewOverwrites // whoever holds it, its owner too
-	renewSeconds    // for as many milliseconds as the TTL has seconds
-	renewLate       // it is counted from its reply
-	renewAsks       // it asks in another message who has the lock, and then takes it
-	renewRegardless // also when the server says that it has no lease
+	renewOverwrites // whoever holds it, and replaces the owner
+	renewSeconds    // takes the TTL's seconds as milliseconds
+	renewLate       // counted from its reply
+	renewAsks
+	renewRegardless // also when the server says that there is no lease
 	renewToRelease  // until its client releases any lease
 	renewPretends   // as renewToRelease, and the holder isn't told
 	renewForEver    // also when the lease is over and the client closed
-	renewTied       // until the context of its acquisition ends
-	renewNothing    // it doesn't
-	renewVersion    // each renewal changes the value, and the release doesn't know
-	renewUntold     // the holder of a renewed lease isn't told that it is lost
-	renewToTry      // until its client fails to get the lock again
-	renewToRefusal  // until a connection is refused, and the holder isn't told
-	renewFragile    // until one fails
-	renewToLoss     // until one of its client's leases is lost
-	renewTwice      // and then no more
+	renewTied
+	renewNothing
+	renewVersion // changes the value, which the release doesn't know
+	renewUntold  // the holder of a renewed lease isn't told that it is lost
+	renewToTry
+	renewToRefusal // until a connection is refused, and the holder isn't told
+	renewFragile
+	renewToLoss // until its client loses a lease
+	renewTwice
 	renewAlive      // while the server has its data, whoever holds it
-	renewUpserts    // once more after the release, and also if nobody holds it
+	renewUpserts    // once more after the release, and even if nobody holds it
 	renewUnreleased // until a release has succeeded
-	renewKeyOnce    // but no key of which the client has lost a lease
-	renewInTurn     // one lease of a client after the other
-	renewDespite    // though the holder has been told that the lease is lost, and then it isn't released
-	renewStays      // and a renewal that is under way at the release leaves a goroutine
-	renewVersions   // as renewVersion, and the release knows those that were replied to
-	renewGroup      // until one of the leases that its client has at the same time is lost
+	renewKeyOnce    // not keys of which the client has lost a lease
+	renewInTurn
+	renewDespite  // though the holder has been told of the loss; the lease isn't released then
+	renewStays    // a renewal that is under way at the release leaks a goroutine
+	renewVersions // as renewVersion, and the release knows those that got a reply
+	renewGroup    // until one of the client's concurrent leases is lost
 )
 
 type lease struct {
@@ -209,7 +208,7 @@ type lease struct {
 	value    string
 	freed    atomic.Bool
 	renews   atomic.Int32  // with replies
-	renewing chan struct{} // has room for one
+	renewing chan struct{} // a semaphore of one
 	fence    uint64
 	until    atomic.Pointer[time.Time]
 	ctx      context.Context
@@ -217,20 +216,19 @@ type lease struct {
 	timer    *time.Timer // calls cancel, unless the lock renews its leases
 }
 
-// byHand says what a renewal that the holder asks for does wrong.
+// byHand is a defect of renewals by hand.
 type byHand int
 
 const (
 	handRight   byHand = iota
-	handBlindly        // it prolongs whatever lease there is
-	handTakes          // it takes a lock that is free
-	handShort          // for half of the TTL
-	handLate           // the holder counts it from its reply
-	handNothing        // it does nothing
-	handAsks           // it asks in another message who has the lock, and then prolongs the lease
+	handBlindly        // prolongs any lease
+	handTakes
+	handShort
+	handLate
+	handNothing
+	handAsks
 )
 
-// Renew restarts the lease.
 func (l *lease) Renew(ctx context.Context) (err error) {
 	if l.s.busy {
 		defer keeps(ctx, l.renewing, &err)()
@@ -307,7 +305,7 @@ func open(set func(*simple)) scenarios.Open {
 		}
 		o := &redis.Options{
 			Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient, DialerRetries: 1, DisableIdentity: true,
-			PoolSize:                 1000, // who waits for a connection may use a timer of another bubble's
+			PoolSize:                 1000, // a wait for a connection may use a timer of another bubble
 			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		}
 		dial := new(net.Dialer).DialContext
@@ -356,7 +354,6 @@ func (s *simple) call(ctx context.Context) context.Context {
 	return ctx
 }
 
-// turn waits until the client's other acquisitions are over, or the pool has a connection.
 func (s *simple) turn(ctx context.Context) (end func(), err error) {
 	if !s.oneCall && !s.pooled && !s.tryKeeps && !s.mixes {
 		return func() {}, nil
@@ -416,7 +413,7 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	return l, err
 }
 
-// keeps waits for a turn, which ends with the call, or, if that gets no reply, with its context.
+// keeps waits for a turn, which ends with the call or, if that gets no reply, with its context.
 func keeps(ctx context.Context, turn chan struct{}, err *error) (end func()) {
 	turn <- struct{}{}
 	return func() {
@@ -427,7 +424,6 @@ func keeps(ctx context.Context, turn chan struct{}, err *error) (end func()) {
 	}
 }
 
-// insist calls f again and again, until it succeeds.
 func (s *simple) insist(ctx context.Context, f func(ctx context.Context) error) {
 	for range 30 {
 		time.Sleep(100 * time.Millisecond)
@@ -667,7 +663,6 @@ type reply struct {
 	err error
 }
 
-// mixed returns the next reply that comes, whichever call's it is.
 func (s *simple) mixed(call func(ctx context.Context) (uint64, error)) func(ctx context.Context) (uint64, error) {
 	return func(ctx context.Context) (uint64, error) {
 		go func() {
@@ -683,7 +678,6 @@ func (s *simple) mixed(call func(ctx context.Context) (uint64, error)) func(ctx 
 	}
 }
 
-// chat sends the messages of a chatty lock.
 func (s *simple) chat(ctx context.Context, key string) error {
 	for range s.pings {
 		if err := s.redis.Ping(ctx).Err(); err != nil {
@@ -706,7 +700,6 @@ func (s *simple) mint(ctx context.Context, key string) uint64 {
 	return uint64(s.redis.Incr(ctx, key+":first").Val()) //nolint:gosec // positive
 }
 
-// renew renews the lease until it is over.
 func (l *lease) renew(ctx context.Context) {
 	refused, untold := false, false
 	defer func() {
@@ -849,7 +842,6 @@ func (l *lease) renew(ctx context.Context) {
 	}
 }
 
-// runs returns how a script that renews is run.
 func (s *simple) runs(script *redis.Script) func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd {
 	if s.renewOnce {
 		return script.EvalSha
@@ -860,7 +852,7 @@ func (s *simple) runs(script *redis.Script) func(context.Context, redis.Scripter
 	return script.Run
 }
 
-// expects says that the lock is free when the lease that it saw at first would have ended.
+// expects takes the lock when the first lease that it saw would have expired.
 func (s *simple) expects(ctx context.Context, key string) (takes func() bool) {
 	seen, due := s.redis.Get(ctx, key).Val(), time.Now().Add(s.redis.PTTL(ctx, key).Val())
 	return func() bool {
@@ -878,7 +870,7 @@ func deletesPrefix(ctx context.Context, l *lease, release func() error) error {
 	return err
 }
 
-// freesOthers has a release that fails free all that the client has released or tried to release, as the end of a session does.
+// freesOthers has a failed release free all that the client has released or tried to release, as the end of a session does.
 func freesOthers(ctx context.Context, l *lease, free func() error) error {
 	err := free()
 	if err != nil && !errors.Is(err, dlock.ErrLost) {
@@ -900,7 +892,7 @@ func panicsTwice() func(ctx context.Context, l *lease, release func() error) err
 	}
 }
 
-// remembers has a try fail until the lease that an earlier try saw would have ended.
+// remembers has tries fail until the lease that an earlier try saw would have expired.
 func remembers() func(context.Context, *simple, string, func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
 	var held sync.Map
 	return func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
@@ -915,7 +907,6 @@ func remembers() func(context.Context, *simple, string, func(context.Context) (s
 	}
 }
 
-// abandons has a try that is given up wait to hand over its result.
 func abandons(ctx context.Context, s *simple, _ string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
 	done := make(chan func() (scenarios.Lease, error))
 	go func() {
@@ -936,7 +927,7 @@ func abandons(ctx context.Context, s *simple, _ string, try func(context.Context
 func leavesWaiter(_ context.Context, s *simple, _ string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
 	began := time.Now()
 	l, err := acquire()
-	if err == nil && time.Since(began) > time.Millisecond { // it has waited
+	if err == nil && time.Since(began) > time.Millisecond {
 		go func() { <-s.closed }()
 	}
 	return l, err
@@ -958,7 +949,7 @@ func grantsRefused(ctx context.Context, s *simple, key string, acquire func() (s
 	return l, err
 }
 
-// granted is a lease that no server knows of.
+// granted returns a lease that no server knows of.
 func (s *simple) granted(ctx context.Context, key string) *lease {
 	until := time.Now().Add(s.ttl)
 	l := &lease{s: s, key: key, fence: 1}
@@ -968,7 +959,7 @@ func (s *simple) granted(ctx context.Context, key string) *lease {
 	return l
 }
 
-// version is the value that the lease has on the server, if every renewal got a reply.
+// version is the lease's value on the server if every renewal got a reply.
 func (l *lease) version() string { return l.value + strings.Repeat("+", int(l.renews.Load())) }
 
 func isTimeout(err error) bool {
@@ -1021,7 +1012,7 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 				time.Sleep(time.Millisecond)
 				continue
 			}
-			time.Sleep(3 * time.Millisecond) // so that two waiters check before one sets
+			time.Sleep(3 * time.Millisecond) // two waiters must check before one sets
 			if err := s.redis.Del(ctx, key).Err(); err != nil {
 				return nil, err
 			}
@@ -1114,14 +1105,13 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 			}
 		}
 		select {
-		case <-time.After(11 * time.Millisecond): // not when the servers lose their data: a try could follow a look from before
+		case <-time.After(11 * time.Millisecond): // never when the servers lose their data: a try could follow an older check
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
 }
 
-// allHeld returns the leases that its defect needs.
 func (s *simple) allHeld() []*lease {
 	s.heldMu.Lock()
 	defer s.heldMu.Unlock()
@@ -1276,7 +1266,7 @@ func (l *lease) release(ctx context.Context) (err error) {
 	return err
 }
 
-// registers has waiters enter the server's list of those that wait, once, and look whether they are on it before each try.
+// registers adds a waiter to the server's list once, and polls only while it is listed.
 func registers(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
 	list, me := key+":list", uuid.NewString()
 	defer s.redis.SRem(context.WithoutCancel(ctx), list, me)
@@ -1298,7 +1288,7 @@ func registers(ctx context.Context, s *simple, key string, _ func() (scenarios.L
 	return nil, err
 }
 
-// misses has a waiter ask for messages after a try that was refused. It tries again when one comes, or it had to connect again.
+// misses has a waiter subscribe only after a refused try. It retries on a message or a reconnect.
 func misses(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
 	for {
 		l, err := s.TryAcquire(ctx, key)
@@ -1325,7 +1315,6 @@ var says = redis.NewScript(`
 	if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
 	redis.call('publish', KEYS[1] .. ':free', 1) return redis.call('del', KEYS[1])`)
 
-// tells has a release tell those who wait.
 func tells(ctx context.Context, l *lease, _ func() error) error {
 	n, err := says.Run(ctx, l.s.redis, []string{l.key}, l.value).Int()
 	if err == nil {
@@ -1337,7 +1326,7 @@ func tells(ctx context.Context, l *lease, _ func() error) error {
 	return err
 }
 
-// endsOthers has a waiter that is served end the subscription of its client's others, which then wait for the lease's end.
+// endsOthers has a waiter that is served end its client's other subscriptions; those waiters then wait for the lease to expire.
 func endsOthers(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
 	began, due := time.Now(), time.Time{}
 	for {
@@ -1364,7 +1353,7 @@ func endsOthers(ctx context.Context, s *simple, key string, _ func() (scenarios.
 	}
 }
 
-// asksOn has timers go on renewing a lease that has been released, in vain.
+// asksOn has timers go on renewing a released lease, in vain.
 func asksOn(ctx context.Context, l *lease, free func() error) error {
 	var again func()
 	again = func() {
@@ -1381,7 +1370,6 @@ func asksOn(ctx context.Context, l *lease, free func() error) error {
 	return free()
 }
 
-// insists has a release that failed delete the lock later, whoever has it.
 func insists(ctx context.Context, l *lease, free func() error) error {
 	err := free()
 	if err != nil && !errors.Is(err, dlock.ErrLost) {
@@ -1390,7 +1378,7 @@ func insists(ctx context.Context, l *lease, free func() error) error {
 	return err
 }
 
-// endsOwn has a wait that is cancelled, or a try that is refused, release the lock if its own client has it.
+// endsOwn has a cancelled wait, or a refused try, release the lock if its own client holds it.
 func endsOwn(s *simple, tries bool) {
 	s.tryCalls = func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
 		l, err := try(ctx)
@@ -1412,7 +1400,7 @@ func (s *simple) ends(ctx context.Context, key string, l scenarios.Lease, err er
 	}
 }
 
-// recognizes takes what an earlier try got, whose reply was lost, for a new lease.
+// recognizes takes the lease of an earlier try, whose reply was lost, for a new one.
 func recognizes(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
 	value := uuid.NewString()
 	l, err := try(context.WithValue(ctx, valueKey{}, value))

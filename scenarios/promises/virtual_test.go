@@ -25,12 +25,11 @@ import (
 
 func init() { redis.SetLogger(quiet{}) }
 
-// quiet drops what go-redis logs.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-// network has Redis servers and links to them in this process, and what the clocks of the locks' servers are ahead.
+// network's ahead is how far the servers' clocks are ahead.
 type network struct {
 	servers map[string]*miniredis.Miniredis // by address
 	ahead   atomic.Int64
@@ -41,7 +40,7 @@ type network struct {
 
 type networkKey struct{}
 
-// link makes a link. Its address must be an IP literal: nobody resolves names in virtual time.
+// link's address must be an IP literal: nothing resolves names in virtual time.
 func (n *network) link(to scenarios.Node) (*faults.Link, string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -93,7 +92,6 @@ func (n *network) fault(_ context.Context, st scenarios.Step) error {
 	return nil
 }
 
-// virtually runs f in virtual time, with a kit that has n servers.
 func virtually(t *testing.T, n int, open scenarios.Open, f func(t *testing.T, k promises.Kit)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -123,7 +121,7 @@ func virtually(t *testing.T, n int, open scenarios.Open, f func(t *testing.T, k 
 	})
 }
 
-// requireBroken checks that the lock breaks the promises in broken and keeps the others that can be checked.
+// requireBroken also requires that all other promises that can be checked are kept.
 func requireBroken(t *testing.T, r *promises.Report, broken ...string) {
 	t.Helper()
 	for _, row := range r.Rows {

@@ -46,12 +46,12 @@ func waiterServed(c *check) {
 				same = c.wait(b, key)
 			}
 			second := c.wait(next, key)
-			for range 5 { // by then they wait: other has done more meanwhile
+			for range 5 { // they wait by the time that other has done this
 				l, _ := c.try(other, newKey())
 				c.free(l)
 				time.Sleep(5 * pause)
 			}
-			leaves.stop() // what it shares with the other waiter of its client goes on
+			leaves.stop()
 			time.Sleep(pause)
 			heal, err := c.injected(b, fault)
 			if err != nil {
@@ -77,7 +77,7 @@ func waiterServed(c *check) {
 				heal()
 				wg.Go(behind)
 			}
-			if what == waited { // whichever comes first must leave the other's subscription alone
+			if what == waited { // whichever is served first must leave the other's subscription alone
 				wg.Go(func() { served("one of two waiters of a client that ", same) })
 			}
 			served("a waiter who ", first)
@@ -85,8 +85,7 @@ func waiterServed(c *check) {
 	}
 }
 
-// waiting starts n waiters for a held key, and returns when all have returned. The i-th is cancelled when leave(i) returns. It is
-// unsure if none waited until then.
+// waiting has n waiters wait for a held key; the i-th is cancelled when leave(i) returns. It is unsure if none waited until then.
 func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, leave func(i int)) {
 	var wg sync.WaitGroup
 	var stood atomic.Int32
@@ -136,14 +135,13 @@ func waiterCancelled(c *check) {
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
 	const waiters = 40
-	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) }) // at many moments
+	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) })
 	if c.freeAfter(l, b, key, waiters, "were cancelled"); !c.isDecided() {
 		c.othersCall()
 		c.cancelledAtGrant()
 	}
 }
 
-// freeAfter checks that a lock comes free for others, and for the client whose waiters have left.
 func (c *check) freeAfter(l scenarios.Lease, cl *client, key string, waiters int, how string) {
 	if c.isDecided() {
 		return
@@ -153,7 +151,6 @@ func (c *check) freeAfter(l scenarios.Lease, cl *client, key string, waiters int
 	c.comesFree(cl, key, fmt.Sprintf("%d of its waiters %s", waiters, how))
 }
 
-// cancelledAtGrant cancels a waiter that has got the lock and doesn't know yet.
 func (c *check) cancelledAtGrant() {
 	a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
 	c.connect(b)
@@ -181,7 +178,6 @@ func (c *check) cancelledAtGrant() {
 	c.comesFree(other, key, "a waiter was cancelled as it was granted the lock,")
 }
 
-// othersCall checks that a wait that is cancelled leaves the other locks of its client alone.
 func (c *check) othersCall() {
 	for _, fault := range []linkFault{nil, (*faults.Link).LoseReplies} {
 		c.often(func() (sure bool) {
@@ -215,7 +211,7 @@ func waitersCutOff(c *check) {
 		defer close(left)
 		c.waiting(b, key, l, waiters, func(int) { <-cut.Done() }) //nolint:contextcheck // it has the check's
 	}()
-	time.Sleep(c.k.TTL / 2) // most of them wait by then
+	time.Sleep(c.k.TTL / 2)
 	heal := c.inject(b, (*faults.Link).Cut)
 	leave()
 	<-left
@@ -223,7 +219,6 @@ func waitersCutOff(c *check) {
 	c.freeAfter(l, b, key, waiters, "were cut off")
 }
 
-// ownWaiters has callers of one client wait for a lock that it holds: it frees that lock, and gets others.
 func (c *check) ownWaiters() {
 	const n, others = 6, 24
 	b, key, theirs := c.times(10), newKey(), newKey()
@@ -259,11 +254,10 @@ func (c *check) ownWaiters() {
 	}
 }
 
-// failedBefore has a client wait for a lock after an earlier wait has failed.
 func (c *check) failedBefore(how string, fault linkFault) {
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
-	c.within(5*pause, acquiring(b, key)) // it is connected, and has waited
+	c.within(5*pause, acquiring(b, key)) // connects, and waits
 	c.during(b, fault, acquiring(b, key))
 	c.connect(b)
 	w := c.wait(b, key)
@@ -274,7 +268,7 @@ func (c *check) failedBefore(how string, fault linkFault) {
 	}
 }
 
-// releasedBetween has a lock released between two messages of a client that begins to wait for it: it may miss the news.
+// releasedBetween: a client that begins to wait may miss the notification.
 func (c *check) releasedBetween() {
 	const messages, delay = 6, 5 * pause
 	a := c.lasting()
@@ -285,7 +279,7 @@ func (c *check) releasedBetween() {
 		heal := c.inject(b, delaying(delay))
 		w := c.wait(b, key)
 		defer w.stop()
-		time.Sleep(delay/2 + time.Duration(i)*delay) // it waits for the reply to a message, and has the next to send
+		time.Sleep(delay/2 + time.Duration(i)*delay) // it waits for one reply, and has another message to send
 		c.release(l)
 		heal()
 		if err := w.pass(c.limit()); err != nil {
@@ -294,7 +288,6 @@ func (c *check) releasedBetween() {
 	})
 }
 
-// polls checks whether a waiter polls without a pause.
 func (c *check) polls() {
 	const most = 200
 	a, b, key := c.lasting(), c.client(), newKey()
@@ -313,10 +306,10 @@ func (c *check) polls() {
 	c.free(l)
 }
 
-// longWaiter has a waiter wait, or cut off, until its session, if it has one, has run out.
+// longWaiter has a waiter wait, perhaps cut off, for longer than its session lasts, if it has one.
 func (c *check) longWaiter(what string, fault linkFault) {
 	over, ttls := thrice{c: c, last: time.Now()}, time.Duration(5)
-	if c.k.Fixed { // it may be long
+	if c.k.Fixed { // the TTL may be long
 		ttls = 3
 	}
 	c.often(func() bool {
@@ -355,7 +348,6 @@ func (c *check) longWaiter(what string, fault linkFault) {
 
 const underWay = " while a renewal was under way"
 
-// released checks that a release frees the lock before the lease would have ended, and that no renewal takes it back.
 func (c *check) released(circumstance string) {
 	const again = "held again by nobody"
 	how, began := "", time.Now()
@@ -368,7 +360,7 @@ func (c *check) released(circumstance string) {
 		heal := func() {}
 		switch circumstance {
 		case "":
-			_, _ = c.try(b, key) // a client may remember that it was held
+			_, _ = c.try(b, key) // the client may remember that it was held
 		case afterRenewals:
 			time.Sleep(l.TTL() + c.k.TTL)
 		case underWay:
@@ -387,10 +379,10 @@ func (c *check) released(circumstance string) {
 		}
 		heal()
 		how = "held for the rest of its lease"
-		var held time.Time // since when tries have been refused, if they are
+		var held time.Time // since when tries have been refused
 		for {
 			end := start.Add(l.TTL() * 3 / 4)
-			if how == again && !held.IsZero() { // a lock-delay, after a try that was granted, is shorter
+			if how == again && !held.IsZero() { // a lock-delay after the granted try is shorter
 				end = held.Add(l.TTL() / 4)
 			}
 			if time.Now().After(end) {
@@ -405,7 +397,7 @@ func (c *check) released(circumstance string) {
 			if held.IsZero() && !renewed || err != nil && !errors.Is(err, dlock.ErrHeld) {
 				return
 			}
-			time.Sleep(pause + pause/3) // not when a renewal comes
+			time.Sleep(pause + pause/3) // out of step with renewals
 		}
 		if held.IsZero() { // or the servers were too slow for a try
 			return

@@ -19,7 +19,6 @@ const (
 
 var awsSchemes = []string{"http", "https"}
 
-// acceptAWS accepts a service's URL without a path, and adds credentials.
 func acceptAWS(u *url.URL, bare bool) bool {
 	if bare || u.User == nil {
 		u.User = url.UserPassword(cmp.Or(os.Getenv("AWS_ACCESS_KEY_ID"), awsID), cmp.Or(os.Getenv("AWS_SECRET_ACCESS_KEY"), awsSecret))
@@ -29,7 +28,7 @@ func acceptAWS(u *url.URL, bare bool) bool {
 	return root
 }
 
-// readyAWS sends any request: it takes an SDK to sign one. The version is the server's name.
+// readyAWS sends any request: only an SDK could sign one. The version is the server's name.
 func readyAWS(ctx context.Context, _, at string, _ bool) (version string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {

@@ -16,7 +16,7 @@ type Cluster struct {
 
 	open         atomic.Int32 // servers that aren't closed
 	stop         func() error
-	removeShared func() error // what the servers shared; nil: nothing
+	removeShared func() error
 }
 
 // Addrs returns the servers' addresses, in order.
@@ -48,8 +48,8 @@ func (c *Cluster) shut() error {
 	return errors.Join(errs...)
 }
 
-// Leader polls the servers, except those in but, until exactly one says that it leads. (One that is frozen or cut off may still
-// believe so.) If there are no leaders, the error matches [errors.ErrUnsupported].
+// Leader polls the servers, except those in but, until exactly one says that it leads. One that is frozen or cut off may still
+// believe so. If there are no leaders, the error matches [errors.ErrUnsupported].
 func (c *Cluster) Leader(ctx context.Context, but ...*Server) (leader *Server, err error) {
 	leads := c.Servers[0].serverType.leads
 	if leads == nil {
@@ -83,8 +83,7 @@ func (c *Cluster) Leader(ctx context.Context, but ...*Server) (leader *Server, e
 	return leader, nil
 }
 
-// Isolate cuts a server off from its cluster, but not from clients. It needs containers; otherwise its error matches
-// [errors.ErrUnsupported].
+// Isolate cuts a server off from its cluster, but not from clients. Without containers the error matches [errors.ErrUnsupported].
 func (c *Cluster) Isolate(ctx context.Context, s *Server) (faults.Heal, error) {
 	if !slices.Contains(c.Servers, s) {
 		return nil, fmt.Errorf("testbed: isolate %s: it is not of this cluster", s.Name)

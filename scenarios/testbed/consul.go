@@ -20,8 +20,7 @@ var consul = serverType{
 // ConsulMinSession is these servers' shortest session TTL; Consul's default is 10 s.
 const ConsulMinSession = 10 * time.Millisecond
 
-// StartConsul starts a single Consul server, or finds the external one, and returns once sessions can be created. Its data
-// survive a kill. Sessions end after twice their TTL.
+// StartConsul starts a single Consul server. Sessions end after twice their TTL.
 func StartConsul(ctx context.Context, o *Options) (*Server, error) { return startOne(ctx, &consul, o) }
 
 func consulCommand(_ context.Context, at placement) (command, error) {
@@ -41,7 +40,6 @@ func consulCommand(_ context.Context, at placement) (command, error) {
 	return command{Args: append(args, at.More...)}, nil
 }
 
-// consulReady creates and destroys a session.
 func consulReady(ctx context.Context, addr, _ string, _ bool) (version string, err error) {
 	var session struct{ ID string }
 	if err := askJSON(ctx, http.MethodPut, addr, "/v1/session/create", &session); err != nil {

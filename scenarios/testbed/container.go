@@ -32,7 +32,7 @@ import (
 const (
 	engineTimeout = 30 * time.Second // for an engine to answer
 	pullTimeout   = 5 * time.Minute
-	changeTimeout = 2 * time.Minute // to create, start or remove what a busy engine takes seconds for
+	changeTimeout = 2 * time.Minute // to create, start or remove; a busy engine takes seconds
 )
 
 type containers struct {
@@ -128,8 +128,8 @@ func newContainers(ctx context.Context, g *group, o *Options) (all []host, remov
 	return all, c.remove, err
 }
 
-// publishedAt returns the host at which clients reach published ports. In a container with the engine's socket, testcontainers
-// guesses a gateway, which is wrong if the engine runs in the same container; the engine then has this host's name.
+// publishedAt returns the host of published ports. In a container with the engine's socket, testcontainers guesses a gateway,
+// which is wrong if the engine runs in the same container; the engine then has this host's name.
 func publishedAt(ctx context.Context, engine *testcontainers.DockerProvider) (string, error) {
 	host, err := engine.DaemonHost(ctx)
 	if err != nil {
@@ -139,7 +139,7 @@ func publishedAt(ctx context.Context, engine *testcontainers.DockerProvider) (st
 		return loopback, nil
 	}
 	if os.Getenv("TESTCONTAINERS_HOST_OVERRIDE") != "" || !strings.HasPrefix(engine.Client().DaemonHost(), "unix://") {
-		return host, nil // it is no guess, and another machine may have the same name
+		return host, nil // not a guess, and another machine may have the same name
 	}
 	info, err := engine.Client().Info(ctx, client.InfoOptions{})
 	if err != nil {
@@ -151,9 +151,9 @@ func publishedAt(ctx context.Context, engine *testcontainers.DockerProvider) (st
 	return host, nil
 }
 
-// link creates a network on which servers know each other by name. Clients use another one.
+// link creates a network on which servers reach each other by name. Clients use another one.
 func (c *containers) link(ctx context.Context) error {
-	// Not cut short, or nobody might learn the id.
+	// Uninterrupted, or the id might be lost.
 	createCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
 	made, err := c.docker.NetworkCreate(createCtx, newName(), client.NetworkCreateOptions{
@@ -180,7 +180,7 @@ func (c *containers) link(ctx context.Context) error {
 	return nil
 }
 
-// remove removes the network, after the group's containers.
+// remove must be called after the group's containers are removed.
 func (c *containers) remove() error {
 	defer func() { _ = c.engine.Close() }()
 	if c.network == "" {
@@ -279,7 +279,7 @@ func (c *container) pull(ctx context.Context, image string) error {
 	return &MissingError{c.group.title + " image", `sudo env PATH="$PATH" make images`, err}
 }
 
-// run runs a command and publishes the clients' port. It returns before the server is ready. The creation isn't cut short.
+// run creates a container, uninterrupted, publishes the clients' port, and returns before the server is ready.
 func (c *container) run(ctx context.Context, image string, cmd command) error {
 	labels := map[string]string{labelOwner: owner}
 	port := fmt.Sprintf("%d/tcp", c.group.ports[0])

@@ -19,8 +19,8 @@ var dynamoDB = serverType{
 	ready: readyAWS,
 }
 
-// StartDynamoDB starts an imitation of DynamoDB, or finds the external server, and returns once it answers: minidyn as a local
-// process, Amazon's DynamoDB Local in a container. Both keep everything in memory. Version is the server's name.
+// StartDynamoDB starts an imitation of DynamoDB: minidyn as a local process, Amazon's DynamoDB Local in a container. Both keep
+// everything in memory. Version is the server's name.
 func StartDynamoDB(ctx context.Context, o *Options) (*Server, error) {
 	return startOne(ctx, &dynamoDB, o)
 }

@@ -42,7 +42,7 @@ var etcd = serverType{
 }
 
 // StartEtcd starts an etcd of n members, 1 or 3, and returns once each answers linearizable reads. To Raft, a wiped member has a
-// corrupted log. Leases are at least 1 s, in whole seconds. Data survive a kill, not a power failure.
+// corrupted log. Leases are whole seconds, at least 1.
 func StartEtcd(ctx context.Context, n int, o *Options) (*Cluster, error) {
 	if n != 1 && n != 3 {
 		return nil, fmt.Errorf("testbed: %d members of an etcd; want 1 or 3", n)
@@ -91,9 +91,9 @@ func etcdURL(host string, port int) string { return fmt.Sprintf("http://%s:%d", 
 // etcdData is created by etcd, with its own permissions.
 func etcdData(at placement) string { return path.Join(at.Dir, "etcd") }
 
-// RestoreSnapshot replaces the data of a single etcd member, as an operator would after losing the disk: it kills the member,
-// restores the snapshot with etcdutl and restarts the member. Later writes are lost, and revisions go back, or continue from the
-// snapshot's plus bumpRevision, if that is above 0 (--bump-revision --mark-compacted).
+// RestoreSnapshot replaces the data of a single etcd member: it kills the member, restores the snapshot with etcdutl and restarts
+// the member. Later writes are lost. Revisions go back or, if bumpRevision is above 0, continue from the snapshot's plus
+// bumpRevision (--bump-revision --mark-compacted).
 func (c *Cluster) RestoreSnapshot(ctx context.Context, snapshot []byte, bumpRevision uint64) error {
 	s := c.Servers[0]
 	if s.serverType != &etcd || len(c.Servers) != 1 {

@@ -32,8 +32,7 @@ func dialEtcd(t *testing.T, servers ...*testbed.Server) *clientv3.Client {
 	return c
 }
 
-// put sets key, retrying: a leader that is stalled for most of a second loses its election, and the client library doesn't retry
-// writes.
+// put retries: a leader that stalls for most of a second loses its election, and the client library doesn't retry writes.
 func put(t *testing.T, c *clientv3.Client, value string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -124,7 +123,6 @@ func TestRestoreSnapshotFails(t *testing.T) {
 	require.ErrorContains(t, c.RestoreSnapshot(t.Context(), bytes.Repeat([]byte("no"), 1000), 0), "etcdutl")
 }
 
-// The number of members must be able to elect a leader.
 func TestMembers(t *testing.T) {
 	_, err := testbed.StartZooKeeper(t.Context(), 2, nil)
 	require.EqualError(t, err, "testbed: an ensemble of 2 ZooKeepers, want 1 or 3")

@@ -59,7 +59,6 @@ func (s *Server) Real() error {
 	return s.serverType.cannot(s.Provider, nil)
 }
 
-// cannot returns err, as a [MissingError] for an imitation.
 func (t *serverType) cannot(p Provider, err error) error {
 	if p == Embedded {
 		return t.missing(cmp.Or(err, errors.New("the "+t.title+" of this test is an imitation")))
@@ -94,7 +93,7 @@ func (t *serverType) find(program string) (string, error) {
 		return path, nil
 	}
 	for _, dir := range t.dirs {
-		all, _ := filepath.Glob(filepath.Join(dir, program)) // fails only for a bad pattern, which this is not
+		all, _ := filepath.Glob(filepath.Join(dir, program))
 		if len(all) > 0 {
 			return slices.MaxFunc(all, func(a, b string) int { return cmp.Compare(number(a), number(b)) }), nil
 		}
@@ -107,7 +106,7 @@ func (t *serverType) find(program string) (string, error) {
 	return "", t.missing(fmt.Errorf("there is no %s: %s, or set %s to its path", program, t.get(), env))
 }
 
-// number returns the version in /usr/lib/postgresql/15/bin.
+// number returns 15 for /usr/lib/postgresql/15/bin.
 func number(path string) (n int) {
 	for part := range strings.SplitSeq(path, "/") {
 		v, _ := strconv.Atoi(part)

@@ -11,7 +11,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// ending is a test that records its end.
 type ending struct{ how string }
 
 func (e *ending) Helper() {}
@@ -26,9 +25,8 @@ func end(err error) string {
 	return e.how
 }
 
-// On a machine without servers tests are skipped, with a command that provides them.
 func TestNeed(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // with nothing in it
+	t.Setenv("PATH", t.TempDir())
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
 	t.Setenv(testbed.EnvStrict, "")
 	for _, name := range []string{"REDIS", "ETCD", "S3", "DYNAMODB", "CONSUL"} {
@@ -77,7 +75,6 @@ func TestNeed(t *testing.T) {
 	require.Contains(t, end(err), "failed: testbed: no Redis: tried every way", "an imitation doesn't do")
 }
 
-// A server that fails to start, or a path that doesn't exist, doesn't skip a test.
 func TestNeedFails(t *testing.T) {
 	t.Setenv(testbed.EnvStrict, "")
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// request sends req once, over its own connection.
+// request sends req over its own connection.
 func request(req *http.Request) (*http.Response, []byte, error) {
 	addr := req.URL.Host
 	if req.URL.Port() == "" {

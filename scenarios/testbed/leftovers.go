@@ -15,16 +15,16 @@ import (
 
 const (
 	dirPrefix  = "fencelab-" // of temporary directories
-	childFile  = "child"     // in such a directory: the process id of the server that runs there
+	childFile  = "child"     // in such a directory: the process id of its server
 	labelOwner = "dev.fencelab.owner"
 )
 
 // owner labels what this process has in a Docker engine.
 var owner = fmt.Sprintf("%d-%s", os.Getpid(), uuid.NewString())
 
-// watchdog reads this process's directories, and the address of its Docker engine, until the process ends, however it ends. Then it
-// kills the servers in the directories, which only Linux ends with their parent, and removes these, and what is labelled $0 in the
-// engine. A server that is being killed may still write, and the engine may be about to create something.
+// watchdog reads this process's directories, and the address of its Docker engine, until the process ends. Then it kills the
+// servers in the directories, which only on Linux end with their parent, and removes the directories and what is labelled $0 in
+// the engine. It retries, since a dying server may still write, and the engine may still create something.
 const watchdog = `PATH=$PATH:/usr/bin:/bin
 while IFS= read -r line; do
 	case $line in
@@ -79,7 +79,7 @@ func watch(dirOrEngine string) error {
 	return nil
 }
 
-// MkdirTemp creates a temporary directory, which is removed if the process ends without having done so.
+// MkdirTemp creates a temporary directory, which is removed at the latest when the process ends.
 func MkdirTemp(name string) (dir string, err error) {
 	tmp, err := filepath.Abs(os.TempDir())
 	if err == nil {

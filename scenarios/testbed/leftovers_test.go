@@ -16,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Nothing is left of a process that was killed, and what another has stays.
 func TestKilled(t *testing.T) {
 	for _, c := range []struct {
 		server   string
@@ -53,7 +52,6 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// The signal arrives during the start.
 func TestInterruptedStart(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
@@ -63,7 +61,7 @@ echo $$ >fifo
 exec sleep 1000`)
 	c := prepareChild(t, "redis", testbed.EnvProvider+"=local", "FENCELAB_REDIS_SERVER"+"="+server)
 	require.NoError(t, c.Start())
-	b, err := os.ReadFile(fifo) // blocks until the script runs
+	b, err := os.ReadFile(fifo)
 	require.NoError(t, err)
 	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
 	requireSignaled(t, c.Wait(), syscall.SIGTERM)
@@ -74,7 +72,6 @@ exec sleep 1000`)
 	require.Eventually(t, func() bool { return len(entries(t, c.tmp)) == 0 }, time.Minute, 10*time.Millisecond)
 }
 
-// The watchdog kills the server in a directory, where the kernel doesn't.
 func TestWatchdogKills(t *testing.T) {
 	c := startChild(t, "directory")
 	orphan := exec.CommandContext(t.Context(), "sleep", "60")
@@ -87,7 +84,7 @@ func TestWatchdogKills(t *testing.T) {
 	require.Eventually(t, func() bool { return len(entries(t, c.tmp)) == 0 }, time.Minute, 10*time.Millisecond)
 }
 
-// Once a server has ended, its process id may be another's.
+// Once a server has ended, its process id may be reused.
 func TestChildForgotten(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
@@ -109,7 +106,6 @@ func TestChildForgotten(t *testing.T) {
 	}
 }
 
-// A line is a directory to remove.
 func TestWatchdogReadsLines(t *testing.T) {
 	tmp := filepath.Join(t.TempDir(), "two\nlines")
 	require.NoError(t, os.Mkdir(tmp, 0o700))

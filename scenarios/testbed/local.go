@@ -84,7 +84,7 @@ func (p *process) start(_ context.Context, c command) error {
 	cmd := exec.Command(cmp.Or(c.Path, p.path)) //nolint:noctx // it outlives the context of its start; kill ends it
 	cmd.Args, cmd.Dir, cmd.Stdout, cmd.Stderr = c.Args, p.dir, log, log
 	cmd.Env = append(os.Environ(), c.Env...)
-	var written sync.Mutex // the watchdog must not kill who has the child's number next: the file goes after it is written
+	var written sync.Mutex // the file must be removed after it is written, or the watchdog would kill a reused process id
 	written.Lock()
 	child, err := proc.Start(cmd, func() {
 		written.Lock()

@@ -56,7 +56,7 @@ func childMain() int {
 	}
 	if err == nil {
 		fmt.Println(readyPrefix+addr, r)
-		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent closes it, or is gone
+		_, _ = io.Copy(io.Discard, os.Stdin)
 		err = r.Close()
 	}
 	if err != nil {
@@ -71,10 +71,10 @@ const readyPrefix = "ready at "
 // child is a process that has started a server, or failed to.
 type child struct {
 	*exec.Cmd
-	tmp    string // its TMPDIR
+	tmp    string
 	addr   string // of its server; empty if it failed
-	name   string // its server's String
-	output string // what it printed before
+	name   string
+	output string
 }
 
 func startChild(t *testing.T, mode string, env ...string) *child {
@@ -114,7 +114,6 @@ func prepareChild(t *testing.T, mode string, env ...string) *child {
 	return c
 }
 
-// requireDocker skips the test if containers can't run that type of server.
 func requireDocker(t *testing.T, serverType string) *client.Client {
 	t.Helper()
 	need(t, testbed.Containers, serverType)
@@ -131,7 +130,7 @@ func newDocker(t *testing.T) *client.Client {
 
 const label = "dev.fencelab.owner"
 
-// leftOf lists everything in the engine that a process has.
+// leftOf lists all that a process has in the engine.
 func leftOf(t *testing.T, docker *client.Client, pid int) []string {
 	t.Helper()
 	var found []string

@@ -10,7 +10,6 @@ import (
 	"github.com/fencelab/fencelab/internal/proc"
 )
 
-// children maps each process to its children.
 func children() (map[int][]int, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -20,7 +19,7 @@ func children() (map[int][]int, error) {
 	for _, file := range files {
 		stat, err := proc.Stat(file)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // ended since
+			continue // it has ended
 		}
 		if err != nil {
 			return nil, err

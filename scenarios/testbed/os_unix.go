@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// children maps each process to its children.
 func children() (map[int][]int, error) {
 	out, err := exec.Command("ps", "-A", "-o", "ppid=,pid=").Output() //nolint:noctx // ps ends by itself
 	if err != nil {

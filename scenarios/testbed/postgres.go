@@ -24,8 +24,7 @@ var postgres = serverType{
 	ready:   postgresReady,
 }
 
-// StartPostgres starts a PostgreSQL, or finds the external one, and returns once it answers. User and database are postgres,
-// without a password. Data survive a kill, not a power failure.
+// StartPostgres starts a PostgreSQL with the user and database postgres, without a password.
 func StartPostgres(ctx context.Context, o *Options) (*Server, error) {
 	return startOne(ctx, &postgres, o)
 }
@@ -58,14 +57,14 @@ func postgresCommand(ctx context.Context, at placement) (command, error) {
 		"sh", "-ec", postgresScript, at.Dir, initdb,
 		server, "-D", at.Dir, "-p", strconv.Itoa(at.me().Ports[0]), "-c", "listen_addresses=" + at.Listen,
 		"-c", "unix_socket_directories=", "-c", "max_connections=300",
-		"-c", "fsync=off", // data survive a kill, not a power failure
+		"-c", "fsync=off",
 		"-c", "dynamic_shared_memory_type=mmap", // in files of its directory, so that nothing survives a SIGKILL
 	}, at.More)
 	return command{Path: argv[0], Args: argv}, nil
 }
 
-// unprivileged returns the start of a command line that runs a program as a user other than root, as PostgreSQL demands, in the
-// same process and with access to dir; empty if this process isn't root's.
+// unprivileged returns a command prefix that runs a program as a user other than root, as PostgreSQL demands, in the same process
+// and with access to dir; empty if this process isn't root's.
 //
 // In a user namespace root has another name and keeps its files. Elsewhere, as in many containers, another user gets dir and the
 // capability to enter root's directories. setpriv sets the parent-death signal again.
@@ -80,7 +79,7 @@ func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		return nil, fmt.Errorf("PostgreSQL refuses to run as root: run this as another user, or: apt-get install util-linux: %w", err)
 	}
-	other, err := user.Lookup("postgres") // initdb wants a user that exists
+	other, err := user.Lookup("postgres") // initdb requires an existing user
 	if err != nil {
 		other, err = user.Lookup("nobody")
 	}
@@ -101,8 +100,8 @@ func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	}, nil
 }
 
-// postgresReady returns the version. It also marks a local process's shared memory segment for removal: a killed server would leak
-// it.
+// postgresReady returns the version. It also marks a local process's shared memory segment for removal: a killed server would
+// leak it.
 func postgresReady(ctx context.Context, _, url string, local bool) (string, error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

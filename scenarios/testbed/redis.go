@@ -53,8 +53,8 @@ var redisServer = serverType{
 	},
 }
 
-// StartRedis starts a Redis, or finds the external one, and returns once it answers. It allows DEBUG, and keeps nothing on disk
-// unless o.Args say so. If the provider can't use o.Args, the error matches [errors.ErrUnsupported].
+// StartRedis starts a Redis that allows DEBUG, and keeps nothing on disk unless o.Args say so. If the provider can't use o.Args,
+// the error matches [errors.ErrUnsupported].
 func StartRedis(ctx context.Context, o *Options) (*Server, error) {
 	return startOne(ctx, &redisServer, o)
 }
@@ -68,7 +68,7 @@ func StartRedisNodes(ctx context.Context, n int, o *Options) ([]*Server, error) 
 	return c.Servers, nil
 }
 
-// StartRedisReplica starts an asynchronous replica of a server, named after it with "-replica", with the same provider, and returns
+// StartRedisReplica starts an asynchronous replica of primary with the same provider, named after it with "-replica", and returns
 // once it is up to date. If the primary is external or embedded, the error matches [errors.ErrUnsupported].
 func StartRedisReplica(ctx context.Context, primary *Server, o *Options) (*Server, error) {
 	if primary.serverType != &redisServer || primary.host == nil {
@@ -111,12 +111,12 @@ func awaitReplica(ctx context.Context, primary, replica *Server) error {
 
 var redisVersion = regexp.MustCompile(`v=(\d+)\.(\S+)`)
 
-// redisCommand runs a volatile redis-server, whatever its packager's configuration.
+// redisCommand ignores the packager's configuration.
 func redisCommand(ctx context.Context, at placement) (command, error) {
-	args := []string{"redis-server"} // the program may be a link to one that looks at its name
+	args := []string{"redis-server"} // the program may be a link to one that checks its name
 	if at.Provider == Local {
 		version := exec.CommandContext(ctx, at.Path, "--version")
-		version.WaitDelay = time.Second // of a script that leaves a process behind
+		version.WaitDelay = time.Second // a script may leave a process behind
 		says, _ := version.Output()
 		if v := redisVersion.FindSubmatch(says); v != nil && len(v[1]) == 1 && v[1][0] < '7' {
 			return command{}, &MissingError{
@@ -163,7 +163,6 @@ func redisInfo(ctx context.Context, opt *redis.Options, section string) (map[str
 	return info, nil
 }
 
-// oneRedis returns a client that doesn't retry.
 func oneRedis(opt *redis.Options) *redis.Client {
 	once := *opt
 	once.ContextTimeoutEnabled, once.DisableIdentity = true, true

@@ -58,7 +58,6 @@ func requireGone(t *testing.T, addr string) {
 
 var moreArgs = []string{"--maxmemory", "1mb"}
 
-// If DOCKER_HOST names an engine that isn't there, no other is used.
 func TestDockerHost(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
 	_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Containers})

@@ -22,6 +22,5 @@ var s3 = serverType{
 	ready: readyAWS,
 }
 
-// StartS3 starts versitygw, an S3 server on files, or finds the external server, and returns once it answers. Data survive a kill,
-// not a power failure. Version is the server's name.
+// StartS3 starts versitygw, an S3 server on files. Version is the server's name.
 func StartS3(ctx context.Context, o *Options) (*Server, error) { return startOne(ctx, &s3, o) }

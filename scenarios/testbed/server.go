@@ -21,7 +21,7 @@ type Options struct {
 	AllowEmbedded bool      // [Embedded] may be the last resort, unless Provider is set to another or [Strict]
 	Args          []string  // more arguments for the server; containers and local only
 	Clock         bool      // give each server its own [Server.Clock]; Redis in containers and local only
-	Progress      io.Writer // gets a line for each long operation or decision; nil: none
+	Progress      io.Writer // gets a line for each long operation or decision; may be nil
 }
 
 // RestartOptions are the optional settings of a restart.
@@ -44,8 +44,8 @@ type Server struct {
 	serverType *serverType
 	host       host // nil: out of reach
 	placement  func() placement
-	clockDir   string       // of Clock
-	shut       func() error // removes the server
+	clockDir   string
+	shut       func() error
 	close      func() error // and what it shared, if it is the last
 
 	ctx     context.Context //nolint:containedctx // ends with Close
@@ -96,7 +96,7 @@ func (s *Server) Pause(ctx context.Context) (faults.Heal, error) {
 }
 
 // Kill kills the server with SIGKILL, even if it is paused, and returns when connections are refused. Its data and, on Linux, its
-// address stay its own until Close.
+// address stay reserved until Close.
 func (s *Server) Kill(ctx context.Context) error {
 	return s.change(ctx, "kill", func(ctx context.Context) error {
 		if !s.running {

@@ -36,7 +36,6 @@ func onProviders(t *testing.T, serverType string, test func(t *testing.T, p test
 	}
 }
 
-// need skips the test where a provider has no server of that type.
 func need(t *testing.T, p testbed.Provider, serverType string) {
 	t.Helper()
 	testbed.Need(t, testbed.Lacks(t.Context(), p, serverType))
@@ -50,7 +49,7 @@ func during(t *testing.T, f func() error) (after func()) {
 	select {
 	case err := <-done:
 		t.Fatalf("it returned under the fault: %v", err)
-	case <-time.After(200 * time.Millisecond): // one that isn't under a fault returns within a few
+	case <-time.After(200 * time.Millisecond): // without a fault it returns within a few
 	}
 	return func() {
 		t.Helper()
@@ -150,7 +149,6 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// A failed restart leaves the server down, and can be retried.
 func TestRestartFails(t *testing.T) {
 	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
@@ -212,7 +210,7 @@ exec redis-server "$@"`))
 		t.Helper()
 		before := ticks()
 		select {
-		case <-time.After(100 * time.Millisecond): // ten ticks
+		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
 		}
 		require.Equal(t, before, ticks())
@@ -298,7 +296,6 @@ func TestRedisNodes(t *testing.T) {
 	})
 }
 
-// If one of several fails to start, so do all.
 func TestRedisNodesFail(t *testing.T) {
 	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		_, err := testbed.StartRedisNodes(t.Context(), 3, &testbed.Options{

@@ -12,23 +12,23 @@ import (
 	"time"
 )
 
-// A serverType describes a type of server. To add one, write a file with it and its Start function.
+// serverType describes a type of server. To add one, write a file with it and its Start function.
 type serverType struct {
 	name  string // "redis": in Server.String and, in upper case, in environment variables
 	title string // "Redis": in messages
-	image string // the default image of containers; testdata/setup reads it here
+	image string // for containers; testdata/setup reads it here
 	ports []int  // in a container, the clients' first; a local server gets as many free ones
 	data  string // data directory in a container
 
 	program string   // of a local server
-	dirs    []string // patterns of directories that may have it, beside PATH
-	apt     string   // its Debian packages
-	brew    string   // its Homebrew formula
-	module  string   // its module in testdata/servers, from which make builds it in bin
+	dirs    []string // patterns of directories that may have it, besides PATH
+	apt     string   // Debian packages
+	brew    string   // Homebrew formula
+	module  string   // in testdata/servers, from which make builds it in bin
 
 	url     string   // format of Server.URL, given host:port
 	schemes []string // allowed in FENCELAB_*_ADDR; none: host:port only
-	// accept checks and completes the URL from FENCELAB_*_ADDR, or (bare) from host:port. nil: any will do.
+	// accept checks and completes the URL from FENCELAB_*_ADDR, or (bare) from host:port. nil: any.
 	accept func(u *url.URL, bare bool) bool
 
 	linked bool // servers started together are a cluster, with placement.Peers
@@ -38,7 +38,7 @@ type serverType struct {
 	ready func(ctx context.Context, addr, url string, local bool) (version string, err error)
 	// leads asks the server whether it leads. nil: there are no leaders.
 	leads func(ctx context.Context, addr string) (bool, error)
-	// clock reads the server's wall clock. nil: there is no Options.Clock.
+	// clock reads the server's wall clock. nil: no Options.Clock.
 	clock func(ctx context.Context, addr string) (time.Time, error)
 	// embedded starts an imitation. nil: there is none.
 	embedded func() (addr, version string, stop func() error, err error)
@@ -80,7 +80,7 @@ func (t *serverType) locate(set string) (addr, at string, err error) {
 	return addr, u.String(), nil
 }
 
-// A group is servers of one type that are started and removed together.
+// group is servers of one type that are started and removed together.
 type group struct {
 	*serverType
 	names []string
@@ -103,14 +103,13 @@ type command struct {
 	Args   []string          // argv including the program's name; in a container, the image's CMD
 	Env    []string          // added to the inherited environment
 	Files  map[string][]byte // by absolute path; written before the command runs
-	mounts []string          // paths of files on this machine, mounted in a container
+	mounts []string          // files on this machine, mounted in a container
 }
 
-// A placement is where a server runs.
 type placement struct {
-	Provider Provider // [Local] or [Containers]
+	Provider Provider
 	Path     string   // local only: the program
-	Dir      string   // its data directory, kept across restarts unless wiped
+	Dir      string   // data directory, kept across restarts unless wiped
 	Listen   string   // the IP address to listen on
 	Self     int      // its index in Peers
 	Peers    []peer   // all servers of the group, in order
@@ -118,7 +117,7 @@ type placement struct {
 	More     []string // the user's arguments
 }
 
-// A peer is a server as its group sees it.
+// peer is a server as its group sees it.
 type peer struct {
 	Name  string
 	Host  string

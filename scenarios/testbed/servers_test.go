@@ -18,7 +18,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// A life is what TestServers needs to know of a type of server.
 type life struct {
 	start   func(ctx context.Context, o *testbed.Options) (*testbed.Server, error)
 	version string   // a pattern; default: numbers
@@ -47,8 +46,7 @@ func one(start func(context.Context, int, *testbed.Options) (*testbed.Cluster, e
 	}
 }
 
-// Every type of server is started, used as an external server, and closed. What freezing, killing, restarting and wiping do, TestPause,
-// TestRestart, the hazards and the tests of locks and stores show.
+// Freezing, killing, restarting and wiping are covered by TestPause, TestRestart, the hazards and the tests of locks and stores.
 func TestServers(t *testing.T) {
 	for name, l := range lives {
 		t.Run(name, func(t *testing.T) {
@@ -93,7 +91,6 @@ func (l life) require(t *testing.T, p testbed.Provider, env string) {
 	require.NoError(t, s.Close(), "Close again")
 }
 
-// A malformed address is refused without being quoted.
 func TestExternalAddress(t *testing.T) {
 	t.Setenv(testbed.EnvProvider, "external")
 	for name, all := range map[string][]string{
@@ -126,7 +123,6 @@ func TestExternalAddress(t *testing.T) {
 	}
 }
 
-// A URL's credentials are used.
 func TestExternalCredentials(t *testing.T) {
 	users := startRedis(t, &testbed.Options{Provider: testbed.Local})
 	require.NoError(t, dialRedis(t, users.Addr).ConfigSet(t.Context(), "requirepass", "hunter2").Err())
@@ -144,7 +140,6 @@ func TestExternalCredentials(t *testing.T) {
 	require.ErrorContains(t, err, "NOAUTH")
 }
 
-// A killed server's shared memory, which no file system shows, doesn't leak.
 func TestPostgresSharedMemory(t *testing.T) {
 	s := testmain.Serve(t, testbed.StartPostgres, &testbed.Options{Provider: testbed.Local})
 	var dir string

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-const startTimeout = 3 * time.Minute // one that ends is noticed at once; a busy machine may take more than a minute for Consul
+const startTimeout = 3 * time.Minute // an exit is noticed at once, but on a busy machine Consul may take more than a minute
 
 func start1(ctx context.Context, g *group, o *Options) (*Server, error) {
 	c, err := start(ctx, g, o)
@@ -112,7 +112,6 @@ func startAt(ctx context.Context, p Provider, g *group, o *Options) (*Cluster, e
 
 var recorded sync.Map
 
-// record appends to [EnvStarted].
 func record(c *Cluster) {
 	path, line := os.Getenv(EnvStarted), c.String()
 	if _, before := recorded.LoadOrStore(line, true); path == "" || before {
@@ -125,7 +124,7 @@ func record(c *Cluster) {
 	}
 }
 
-// An opener makes the hosts of a group, and removes what they share, if anything, after them.
+// opener makes the hosts of a group. removeShared removes what they share, if anything, after them.
 type opener func(context.Context, *group, *Options) (all []host, removeShared func() error, err error)
 
 func (c *Cluster) startHosted(ctx context.Context, g *group, o *Options, open opener) error {
@@ -151,7 +150,6 @@ func (c *Cluster) startHosted(ctx context.Context, g *group, o *Options, open op
 		s.shut = sync.OnceValue(s.remove)
 		c.Servers = append(c.Servers, s)
 	}
-	// The first failure cancels the other starts.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var failed sync.Once

@@ -1,6 +1,6 @@
-// Package testbed starts the real servers that scenarios run against. No server outlives the process: if the process ends without
-// a Close, for whatever reason, a watchdog removes its servers and directories within seconds. To remove containers it needs the
-// docker command.
+// Package testbed starts the real servers that scenarios run against. A Start function returns once its servers answer. Unless
+// its doc says otherwise, their data survive a kill, but not always a power failure. No server outlives the process: however it
+// ends, a watchdog removes its servers and directories within seconds. To remove containers it needs the docker command.
 //
 // The environment chooses the [Provider] of servers:
 //
@@ -9,8 +9,8 @@
 //	FENCELAB_REDIS_SERVER   local: the path of redis-server
 //	FENCELAB_REDIS_ADDR     external: host:port, or a redis:// or rediss:// URL; of several servers, separated by commas
 //
-// The same variables exist for ETCD, ZOOKEEPER (zkServer.sh), CONSUL, POSTGRES (postgres, beside initdb), S3 (versitygw) and DYNAMODB
-// (minidyn). The last two have http:// or https:// URLs, with credentials or those of AWS_ACCESS_KEY_ID and
+// The same variables exist for ETCD, ZOOKEEPER (zkServer.sh), CONSUL, POSTGRES (postgres, beside initdb), S3 (versitygw) and
+// DYNAMODB (minidyn). The last two have http:// or https:// URLs, with credentials or those of AWS_ACCESS_KEY_ID and
 // AWS_SECRET_ACCESS_KEY.
 package testbed
 
@@ -53,7 +53,7 @@ func parseProvider(s string) (Provider, error) {
 	return "", fmt.Errorf("testbed: provider %q is none of %s", s, strings.Join(names, ", "))
 }
 
-// poll retries try, with a second for each in case a packet is lost, until it returns nil or a [permanent] error, or ctx ends.
+// poll retries try, for a second each in case a packet is lost, until it returns nil or a [permanent] error, or ctx ends.
 func poll(ctx context.Context, try func(context.Context) error) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -66,7 +66,7 @@ func poll(ctx context.Context, try func(context.Context) error) error {
 		if _, ok := errors.AsType[permanent](err); ok || err == nil {
 			return err
 		}
-		// The end of ctx must not hide the error before.
+		// A last try that is cut short must not hide the error before.
 		if cut := ctx.Err() != nil || bounded && !time.Now().Before(deadline); last == nil || !cut {
 			last = err
 		}
@@ -78,7 +78,6 @@ func poll(ctx context.Context, try func(context.Context) error) error {
 	}
 }
 
-// permanent marks an error that ends a poll.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }

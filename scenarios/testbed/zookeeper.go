@@ -49,8 +49,8 @@ func zkServer() string {
 // zooKeeperTick is tickTime: sessions expire at its multiples and last at least 2 ticks.
 const zooKeeperTick = 200 * time.Millisecond
 
-// StartZooKeeper starts an ensemble of n members, 1 or 3, named zk1 to zkN, or finds the external one, and returns once all serve
-// clients. Their data survive a kill. All four-letter commands are allowed. Options.Args are lines of zoo.cfg.
+// StartZooKeeper starts an ensemble of n members, 1 or 3, named zk1 to zkN, and returns once all serve clients. All four-letter
+// commands are allowed. Options.Args are lines of zoo.cfg.
 func StartZooKeeper(ctx context.Context, n int, o *Options) (*Cluster, error) {
 	if n != 1 && n != 3 {
 		return nil, fmt.Errorf("testbed: an ensemble of %d ZooKeepers, want 1 or 3", n)
@@ -91,12 +91,12 @@ func zooKeeperConfig(at placement) string {
 		"maxClientCnxns=0", // unlimited: all clients come from one address
 		"tickTime=" + strconv.FormatInt(zooKeeperTick.Milliseconds(), 10),
 		"maxSessionTimeout=" + strconv.FormatInt(time.Hour.Milliseconds(), 10),
-		"initLimit=50",                            // ticks for a follower to catch up
-		"syncLimit=5",                             // ticks without an answer before a leader or follower is dropped
-		"preAllocSize=1024",                       // KiB of a log file, instead of 64 MiB
-		"forceSync=no",                            // data survive a kill, not a power failure
-		"admin.enableServer=false",                // it has a port of its own
-		"4lw.commands.whitelist=*",                // all four-letter commands
+		"initLimit=50",             // ticks for a follower to catch up
+		"syncLimit=5",              // ticks without an answer before a leader or follower is dropped
+		"preAllocSize=1024",        // KiB of a log file, instead of 64 MiB
+		"forceSync=no",             // data survive a kill, not a power failure
+		"admin.enableServer=false", // it has a port of its own
+		"4lw.commands.whitelist=*",
 		"cnxTimeout=500",                          // ms to connect to a peer in an election; 5 s by default
 		"electionPortBindRetry=1",                 // a taken port is retried elsewhere, by this package
 		"fastleader.maxNotificationInterval=1000", // ms between repeated votes; a minute by default

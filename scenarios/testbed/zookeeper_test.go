@@ -15,8 +15,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// onMember calls f once the member serves it, and again while connections break: on a busy machine an ensemble loses its leader, and
-// serves nobody until the next election.
+// onMember retries f while connections break: on a busy machine an ensemble loses its leader, and serves nobody until the next
+// election.
 func onMember(t *testing.T, s *testbed.Server, f func(*zk.Conn) error) {
 	t.Helper()
 	conn, _, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogger(log.New(io.Discard, "", 0)))
@@ -54,7 +54,7 @@ func TestZooKeeperIsolate(t *testing.T) {
 	require.NoError(t, err)
 	onMember(t, first, func(conn *zk.Conn) error {
 		_, err := conn.Create("/kept", nil, 0, zk.WorldACL(zk.PermAll))
-		if errors.Is(err, zk.ErrNodeExists) { // made by a request that had no answer
+		if errors.Is(err, zk.ErrNodeExists) { // made by a request without a reply
 			err = nil
 		}
 		return err
@@ -72,6 +72,6 @@ func TestZooKeeperIsolate(t *testing.T) {
 		require.NotEqual(t, s.Name, leader.Name)
 		requireKept(t, leader)
 		require.NoError(t, heal(ctx))
-		requireKept(t, s) // it serves clients again
+		requireKept(t, s)
 	}
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/fencelab/fencelab/internal/jitter"
 )
 
-// wait returns why the alarm's context ended, if it did.
+// alarm's wait returns why its context ended, if it did.
 type alarm struct {
 	wait  func(d time.Duration) error
 	close func() error
 }
 
-// Tests, which run in virtual time, replace it.
+// Tests replace it for virtual time.
 var newAlarm = preciseAlarm
 
-// timerAlarm has the runtime's timers, which can be a millisecond late in an idle process.
+// timerAlarm uses the runtime's timers, which can be a millisecond late in an idle process.
 func timerAlarm(ctx context.Context) (alarm, error) {
 	return alarm{func(d time.Duration) error { return jitter.Sleep(ctx, d) }, func() error { return nil }}, nil
 }

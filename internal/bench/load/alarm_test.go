@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestAlarm: never early, and cancelled with its context.
 func TestAlarm(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	bell, err := preciseAlarm(ctx)

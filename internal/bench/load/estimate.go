@@ -6,11 +6,10 @@ import (
 	"slices"
 )
 
-// Waits is the Kaplan-Meier estimate of waits. For acquisitions that failed or still waited at the end only a lower
-// bound is known. Without them a lock that starves some looks fast; counted as served they make every lock look faster
-// than it is.
+// Waits is the Kaplan-Meier estimate of waits, since only a lower bound is known for acquisitions that failed or still waited at
+// the end. Without them a lock that starves some looks fast; counted as served they make every lock look too fast.
 type Waits struct {
-	Count int64  // acquisitions: granted, failed and still waiting
+	Count int64  // granted, failed and still waiting
 	Steps []Step // by Millis
 }
 
@@ -22,14 +21,14 @@ type Step struct {
 
 // Quantile is the wait that a share of acquisitions doesn't exceed.
 type Quantile struct {
-	Millis float64 // NaN: the run can't tell
+	Millis float64 // NaN: unknown
 	Longer bool    // only a lower bound
 }
 
 // Estimate returns the waits of r.
 func Estimate(r *Result) (Waits, error) {
 	var w Waits
-	served, ended := map[int64]int64{}, map[int64]int64{} // by nanoseconds
+	served, ended := map[int64]int64{}, map[int64]int64{}
 	for _, l := range []*Latency{&r.Wait, &r.Unserved, &r.FailedAfter} {
 		h, err := l.histogram()
 		if err != nil {
@@ -54,10 +53,10 @@ func Estimate(r *Result) (Waits, error) {
 	return w, nil
 }
 
-// Quantile is the wait that the share q of acquisitions doesn't exceed. Unless one of them lies above it the run can't
-// tell; but if a smaller quantile is only a lower bound, so is this one.
+// Quantile is the wait that the share q of acquisitions doesn't exceed. It is unknown unless at least one lies above it; but if a
+// smaller quantile is only a lower bound, so is this one.
 func (w Waits) Quantile(q float64) Quantile {
-	finest := 1 - 1/float64(w.Count) // one lies above it
+	finest := 1 - 1/float64(w.Count)
 	x := w.at(min(q, finest))
 	if q > finest+slack && !x.Longer {
 		return Quantile{Millis: math.NaN()}

@@ -34,7 +34,6 @@ func estimate(t require.TestingT, served, unserved, failed []int64) Waits {
 
 func repeat(v int64, n int) []int64 { return slices.Repeat([]int64{v}, n) }
 
-// TestEstimate compares with estimates made by hand.
 func TestEstimate(t *testing.T) {
 	const unknown = -1
 	longer := func(v float64) Quantile { return Quantile{Millis: v, Longer: true} }

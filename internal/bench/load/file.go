@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// ReadConfig reads an experiment, dir/config.json.
+// ReadConfig reads dir/config.json.
 func ReadConfig(dir string, to any) error {
 	path := filepath.Join(dir, "config.json")
 	b, err := os.ReadFile(path)
@@ -23,7 +23,7 @@ func ReadConfig(dir string, to any) error {
 	return nil
 }
 
-// EncodeLine is a line of a data.jsonl.
+// EncodeLine encodes a line of a data.jsonl.
 func EncodeLine(x any) ([]byte, error) {
 	var line bytes.Buffer
 	out := json.NewEncoder(&line)

@@ -15,7 +15,7 @@ func newHistogram() histogram { return histogram{hdr.New(100, int64(time.Hour), 
 
 func (h histogram) record(d time.Duration) {
 	if err := h.RecordValue(int64(min(max(d, 0), time.Hour))); err != nil {
-		panic(err) // it is in range
+		panic(err)
 	}
 }
 

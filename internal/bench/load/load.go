@@ -1,8 +1,8 @@
 // Package load offers load to a lock and measures waits, throughput, the order of grants and fairness.
 //
-// In the open model arrivals come at a rate, whatever the lock does, and a wait counts from when the arrival was due.
-// So a stall shows in every acquisition that came during it (no "coordinated omission"). In the closed model contenders
-// acquire, hold and release over and over, which finds a hot key's maximum throughput.
+// In the open model arrivals come at a given rate, and a wait counts from when the arrival was due: a stall shows in every
+// acquisition that came during it (no "coordinated omission"). In the closed model contenders acquire, hold and release
+// repeatedly, which shows a hot key's maximum throughput.
 package load
 
 import (
@@ -25,15 +25,14 @@ import (
 
 // Lock is a client of a lock service. Contenders call it concurrently.
 type Lock struct {
-	// Waits until key is granted or ctx ends.
 	Acquire func(ctx context.Context, key string) (Lease, error)
 	Close   func() error
 }
 
 // Lease is a grant.
 type Lease struct {
-	Fence   uint64      // the fencing token; 0: the lock has none
-	Lost    func() bool // whether the holder was notified that its lease has ended; nil: the lock can't notify
+	Fence   uint64      // the fencing token; 0: none
+	Lost    func() bool // whether the holder was notified that its lease has ended; nil: not supported
 	Release func(ctx context.Context) error
 }
 
@@ -41,15 +40,13 @@ func (l Lease) lost() bool { return l.Lost != nil && l.Lost() }
 
 // Options are optional settings of a run.
 type Options struct {
-	// For metrics of the load.
 	Registerer prometheus.Registerer
-	// Called with each sample.
-	OnSample func(Sample)
+	OnSample   func(Sample)
 }
 
 const (
 	releaseTimeout = 10 * time.Second
-	errorPause     = 10 * time.Millisecond // after a failed acquisition, instead of a hot loop
+	errorPause     = 10 * time.Millisecond
 	openAtOnce     = 32
 )
 
@@ -62,7 +59,7 @@ func (c *Config) Check() error {
 		return fmt.Errorf("load: %d connections for %d contenders; there must be one at least, and no more than contenders", c.Connections, c.Contenders)
 	case c.Keys < 1:
 		return errors.New("load: no keys; 1 is a hot key")
-	case !(c.Rate >= 0) || math.IsInf(c.Rate, 1): // also if it is not a number
+	case !(c.Rate >= 0) || math.IsInf(c.Rate, 1): // also if NaN
 		return fmt.Errorf("load: a rate of %v arrivals a second; it must be positive, or 0 for the closed model", c.Rate)
 	case c.Processors < 0:
 		return fmt.Errorf("load: %d processors; 0 is all that there are", c.Processors)
@@ -74,9 +71,8 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Run offers the load of c to c.Connections locks from open. If ctx ends, the run is cut short and the result says so;
-// before the window that is an error. Failed acquisitions are in the result. An error with a result is from after the
-// run, such as a client that couldn't be closed.
+// Run offers the load of c to c.Connections locks from open. If ctx ends in the window, the result says that the run was cut
+// short; before it, that is an error. Failed acquisitions are in the result. An error with a result is from after the run.
 func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, error), o Options) (res *Result, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -89,7 +85,7 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 
 	r := &run{c: c, rec: newRecorder(c.Contenders, newMetrics(o.Registerer))}
 	r.holders.keys = map[uint64]*holder{}
-	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // ends with the window
+	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
 	var all errgroup.Group
 	for i := range c.Contenders {
@@ -121,7 +117,7 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 	return res, nil
 }
 
-// -1: off.
+// gcPercent returns GOGC, or -1 if it is off.
 func gcPercent() int {
 	s := []rtmetrics.Sample{{Name: "/gc/gogc:percent"}}
 	rtmetrics.Read(s)
@@ -153,7 +149,7 @@ func closeAll(locks []Lock) error {
 		all.Go(l.Close)
 	}
 	if err := all.Wait(); err != nil {
-		return fmt.Errorf("load: close a client: %w", err) // one stands for all
+		return fmt.Errorf("load: close a client: %w", err)
 	}
 	return nil
 }
@@ -197,7 +193,7 @@ func (r *run) contend(ctx context.Context, i int, l Lock) {
 	if r.c.Rate == 0 {
 		next := keys(r.c, uint64(i)+1)
 		take = func() (arrival, bool) { return r.rec.call(next()) }
-		// Not all at once: an order of arrival that the scheduler decides says nothing about the lock.
+		// Staggered: an order of arrival that the scheduler decides says nothing about the lock.
 		_ = jitter.Sleep(ctx, time.Duration(i)*(r.c.Warmup.D()/2)/time.Duration(r.c.Contenders)) // the loop checks ctx
 	}
 	for ctx.Err() == nil {
@@ -222,7 +218,7 @@ func (r *run) hold(ctx context.Context, l Lock, a arrival) bool {
 	in := r.holders.enter(a.key, lease)
 	r.rec.ended(a, granted, lease.Fence, nil)
 	if r.c.Work > 0 {
-		_ = jitter.Sleep(ctx, r.c.Work.D()) // cut short at the end of the run
+		_ = jitter.Sleep(ctx, r.c.Work.D())
 	}
 	r.holders.leave(in)
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
@@ -233,10 +229,9 @@ func (r *run) hold(ctx context.Context, l Lock, a arrival) bool {
 	return true
 }
 
-// gap is a multiple of the mean. Tests replace it.
+// gap is a gap between arrivals, in means. Tests replace it.
 var gap = (*rand.Rand).ExpFloat64
 
-// pace offers each arrival when it is due, or at once if that has passed.
 func (r *run) pace(ctx context.Context) (err error) {
 	bell, err := newAlarm(ctx)
 	if err != nil {
@@ -245,7 +240,7 @@ func (r *run) pace(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, bell.close()) }()
 	next := keys(r.c, 0)
 	gaps := rand.New(rand.NewPCG(r.c.Seed, 1<<63))
-	begin, at := time.Now(), 0.0 // seconds from begin: sums of rounded gaps would drift from the rate
+	begin, at := time.Now(), 0.0 // in seconds from begin: sums of rounded gaps would drift from the rate
 	for {
 		at += gap(gaps) / r.c.Rate
 		due := begin.Add(time.Duration(at * float64(time.Second)))

@@ -19,17 +19,17 @@ func TestMain(m *testing.M) {
 
 type fake struct {
 	serve           func(n int) int                   // which of n waiters is next, in the order of arrival; nil: the first
-	handOff         func(granted int64) time.Duration // how long a grant takes; nil: no time
+	handOff         func(granted int64) time.Duration // duration of a grant; nil: 0
 	fail            func(asked int64) error           // nil: never
 	token           func(granted int64) uint64        // nil: 1, 2, 3
-	tokenless, open bool                              // open: it excludes nobody
+	tokenless, open bool                              // open: excludes nobody
 	lost            bool                              // its leases say that they have ended
 
 	mu             sync.Mutex
 	held           map[string]bool
 	waiters        map[string][]chan struct{}
 	asked, granted int64
-	taken          map[string]int // by key
+	taken          map[string]int
 	closed         int
 }
 
@@ -64,7 +64,7 @@ func (f *fake) acquire(ctx context.Context, key string) (Lease, error) {
 		select {
 		case <-turn:
 		case <-ctx.Done():
-			return Lease{}, context.Cause(ctx) // the run is over; nobody else will want it
+			return Lease{}, context.Cause(ctx) // nobody else waits: the run is over
 		}
 	}
 	f.mu.Lock()
@@ -114,7 +114,6 @@ func closed(contenders int, work time.Duration) Config {
 	}
 }
 
-// simulate runs c in virtual time.
 func simulate(t *testing.T, c Config, f *fake) (res *Result) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

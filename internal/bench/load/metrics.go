@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Native histograms have the same buckets in every process, so Prometheus computes quantiles over several from sums.
+// Native histograms have the same buckets in every process, so Prometheus can compute quantiles over several.
 type metrics struct {
 	arrivals, sections prometheus.Counter
 	errors             *prometheus.CounterVec

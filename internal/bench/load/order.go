@@ -31,7 +31,7 @@ func order(all []outcome) (o Order, overtaken []int64) {
 	slices.SortFunc(all, func(a, b outcome) int {
 		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(rank(a), rank(b)), cmp.Compare(a.seq, b.seq))
 	})
-	var before []uint64 // arrivals of the key granted before, sorted; a new one mostly is the last
+	var before []uint64 // arrivals of the key granted before, sorted; a new one is mostly the last
 	for i, x := range all {
 		if i > 0 && x.key != all[i-1].key {
 			before = before[:0]

@@ -23,10 +23,10 @@ func TestOrder(t *testing.T) {
 			}
 			all[i].grant = grants[i]
 			if tokens {
-				all[i].fence, all[i].grant = grants[i], seqs[(i+1)%n] // the token decides, and not what was seen first
+				all[i].fence, all[i].grant = grants[i], seqs[(i+1)%n] // tokens take precedence
 			}
 		}
-		before := func(a, b outcome) bool { // a was granted before b
+		before := func(a, b outcome) bool {
 			switch {
 			case a.grant == 0 || b.grant == 0:
 				return a.grant != 0 || b.grant == 0 && a.seq < b.seq

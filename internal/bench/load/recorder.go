@@ -25,11 +25,11 @@ type outcome struct {
 	contender    int
 }
 
-// What is measured. The first three are ends of a wait.
+// Kinds of measured times. The first three are ends of a wait.
 const (
 	served = iota
 	failed
-	unserved // still waited at the end
+	unserved // at the end
 	hold
 	release
 	late // of the pacer
@@ -51,11 +51,10 @@ type recorder struct {
 	outcomes   []outcome
 	counts     []int64
 
-	// Arrivals of the open model that no contender has taken. It is unbounded: an arrival dropped because nobody was free
-	// would be missing from the waits.
+	// Arrivals of the open model that no contender has taken. Dropping some would hide their waits.
 	queue []arrival
 	some  sync.Cond
-	over  bool // the contenders shall end
+	over  bool
 }
 
 func newRecorder(contenders int, m *metrics) *recorder {
@@ -69,7 +68,6 @@ func newRecorder(contenders int, m *metrics) *recorder {
 
 func (r *recorder) open() bool { return !r.first.IsZero() && r.end.IsZero() }
 
-// record records a time of the window.
 func (r *recorder) record(kind int, d time.Duration) {
 	if r.open() {
 		r.times[kind].record(d)
@@ -101,7 +99,7 @@ func (r *recorder) sample(now time.Time, last bool) Sample {
 	return s
 }
 
-// arrive is called with the mutex.
+// arrive requires the mutex.
 func (r *recorder) arrive(at time.Time, key uint64) arrival {
 	r.m.arrivals.Inc()
 	r.m.waiting.Inc()
@@ -124,8 +122,8 @@ func (r *recorder) call(key uint64) (a arrival, ok bool) {
 	return r.arrive(time.Now(), key), true
 }
 
-// offer queues an arrival of the open model. It returns false when no more are due in the window. One that was due in it
-// and is offered later counts, unserved: a load that stalls at the end must not look better for it.
+// offer queues an arrival of the open model. It returns false when no more are due in the window. One that was due in it but is
+// late counts as unserved: a load that stalls must not look better for it.
 func (r *recorder) offer(due time.Time, key uint64) (more bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,13 +159,12 @@ func (r *recorder) stop() {
 	r.some.Broadcast()
 }
 
-// leave records an acquisition that still waited at the end.
 func (r *recorder) leave(a arrival) {
 	r.times[unserved].record(r.end.Sub(a.at))
 	r.outcomes = append(r.outcomes, outcome{key: a.key, seq: a.seq, contender: a.contender})
 }
 
-// ended records the end of a wait: a grant or an error. After the window it is unserved.
+// ended records a grant or an error. After the window it is unserved.
 func (r *recorder) ended(a arrival, now time.Time, fence uint64, err error) {
 	wait := now.Sub(a.at)
 	r.mu.Lock()
@@ -205,7 +202,6 @@ func (r *recorder) released(held, took time.Duration, err error) {
 	r.record(release, took)
 }
 
-// Errors of the warm-up count too: they are the same problem.
 func (r *recorder) count(op string, err error) {
 	kind := op + ": " + errorKind(err)
 	r.m.errors.WithLabelValues(kind).Inc()
@@ -292,8 +288,8 @@ type holder struct {
 	inside bool
 }
 
-// enter records a grant. Its holder hasn't begun to release it, so a sound lock's grants come here in order, unless a
-// lease has ended in between.
+// enter records a grant, before its holder begins to release it. So a sound lock's grants come in order, unless a lease has
+// ended.
 func (h *holders) enter(key uint64, l Lease) *holder {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -316,7 +312,6 @@ func (h *holders) enter(key uint64, l Lease) *holder {
 	return in
 }
 
-// leave is called before the release.
 func (h *holders) leave(in *holder) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

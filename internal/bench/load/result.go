@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Config says what load to offer to which lock. Durations are strings in JSON, as in "50ms".
+// Config is a lock and the load to offer to it. Durations are strings in JSON, as in "50ms".
 type Config struct {
 	// Distinguishes runs of one experiment; optional.
 	Name string `json:"name,omitempty"`
-	// The lock, as cmd/contend names it.
+	// A lock of cmd/contend.
 	Backend string `json:"backend"`
-	// The most acquisitions at a time. In the closed model each contender acquires, holds and releases over and over.
-	// In the open model they serve arrivals in order, and waiting for a contender counts as waiting for the lock.
+	// The most acquisitions at a time. In the closed model each contender acquires, holds and releases repeatedly. In the open model
+	// they serve arrivals in order; waiting for one is part of the wait.
 	Contenders int `json:"contenders"`
 	// Clients that the contenders share.
 	Connections int `json:"connections"`
@@ -20,50 +20,49 @@ type Config struct {
 	Processors int `json:"processors,omitempty"`
 	// 1 is a hot key.
 	Keys uint64 `json:"keys"`
-	// Poisson arrivals per second: the open model. 0 is the closed one.
+	// Poisson arrivals per second: the open model. 0: the closed model.
 	Rate float64  `json:"rate,omitempty"`
 	Work Duration `json:"work"` // how long a holder holds
-	TTL  Duration `json:"ttl"`  // of leases
+	TTL  Duration `json:"ttl"`
 	// Added to each message in each direction, see [Wires].
 	Delay    Duration `json:"delay,omitempty"`
 	Warmup   Duration `json:"warmup"`   // load before the window
 	Duration Duration `json:"duration"` // of the window, the measured part
-	// Decides keys and arrivals.
+	// Determines keys and arrivals.
 	Seed uint64 `json:"seed"`
-	// Of repeated runs, from 1; 0: there is one.
+	// Of repeated runs, from 1; 0: not repeated.
 	Round int `json:"round,omitempty"`
-	// Begins every key. Runs with the same prefix contend with each other.
+	// Begins every key. Runs with the same prefix contend.
 	Prefix string `json:"-"`
 }
 
-// Result is what a run has measured, one line of a data.jsonl.
+// Result is the result of a run, one line of a data.jsonl.
 //
-// An acquisition counts if it was granted or failed in the window, whenever it arrived. One that still waited at the
-// end is in Unserved, one that failed in FailedAfter; [Estimate] counts them all. BacklogStart + Arrivals = Sections +
-// Failed + Unserved.Count.
+// An acquisition counts if it was granted or failed in the window, whenever it arrived. Those that still waited at the end are
+// Unserved. [Estimate] counts all three. BacklogStart + Arrivals = Sections + Failed + Unserved.Count.
 //
-// A wait counts from the arrival: in the open model from when it was due, in the closed model from the call.
+// A wait counts from when the arrival was due (open model) or from the call (closed model).
 type Result struct {
 	Config  Config    `json:"config"`
 	Machine Machine   `json:"machine"`
 	Start   time.Time `json:"start"`     // of the window
-	Seconds float64   `json:"seconds"`   // length of the window; less than Config.Duration if it was cut short
-	Cut     bool      `json:"cut_short"` // ended by the user
+	Seconds float64   `json:"seconds"`   // length of the window; less than Config.Duration if cut short
+	Cut     bool      `json:"cut_short"` // by the user
 
-	Arrivals     int64   `json:"arrivals"`       // in the window
-	Sections     int64   `json:"sections"`       // grants
-	SectionsPerS float64 `json:"sections_per_s"` // Sections / Seconds
-	Failed       int64   `json:"failed"`         // acquisitions that returned an error
-	BacklogStart int64   `json:"backlog_start"`  // waiting when the window began
-	MaxWaiting   int64   `json:"max_waiting"`    // at a time
-	Unstarted    int64   `json:"unstarted"`      // open model: of Unserved, those for which no contender was free
+	Arrivals     int64   `json:"arrivals"` // in the window
+	Sections     int64   `json:"sections"` // grants
+	SectionsPerS float64 `json:"sections_per_s"`
+	Failed       int64   `json:"failed"`
+	BacklogStart int64   `json:"backlog_start"` // waiting when the window began
+	MaxWaiting   int64   `json:"max_waiting"`
+	Unstarted    int64   `json:"unstarted"` // open model: of Unserved, those for which no contender was free
 
-	Wait     Latency `json:"wait"`     // arrival to grant, of those granted
-	Unserved Latency `json:"unserved"` // arrival to the end of the window, of those still waiting
+	Wait     Latency `json:"wait"`     // arrival to grant
+	Unserved Latency `json:"unserved"` // arrival to the end of the window
 	Hold     Latency `json:"hold"`     // grant to the start of the release
-	Release  Latency `json:"release"`  // the call that releases
-	Pacer    Latency `json:"pacer"`    // open model: how late arrivals were offered, a part of their waits
-	// FailedAfter is arrival to error.
+	Release  Latency `json:"release"`
+	Pacer    Latency `json:"pacer"` // open model: how late arrivals were offered, a part of their waits
+	// Arrival to error.
 	FailedAfter Latency `json:"failed_after,omitzero"`
 
 	// By kind: "acquire: network", "release: lost".
@@ -72,7 +71,6 @@ type Result struct {
 	Share  Share             `json:"share"`
 	Checks Checks            `json:"checks"`
 
-	// At equal intervals.
 	Samples []Sample `json:"samples"`
 }
 
@@ -81,7 +79,7 @@ type Machine struct {
 	OS      string `json:"os"`
 	Arch    string `json:"arch"`
 	Cores   int    `json:"cores"`
-	Used    int    `json:"gomaxprocs,omitempty"` // of the cores, by each process of the load; 0: unknown
+	Used    int    `json:"gomaxprocs,omitempty"` // by each process of the load; 0: unknown
 	Go      string `json:"go"`
 	GC      int    `json:"gogc,omitempty"`    // GOGC of the load, in per cent; -1: off; 0: unknown
 	Server  string `json:"server,omitempty"`  // as in "3 × etcd 3.6.16 (local)"; empty: unknown
@@ -108,31 +106,31 @@ type Errors struct {
 	Example string `json:"example"`
 }
 
-// Order compares the order of arrival with the order of grants, key by key. Grants are in the order of their tokens;
-// without tokens, as the process saw them. Acquisitions that still waited at the end count as granted last.
+// Order compares the orders of arrival and of grants, for each key. Grants are ordered by token or, without tokens, as the
+// process saw them. Acquisitions that still waited at the end count as granted last.
 //
-// An acquisition is overtaken by one that arrived later and was granted earlier. Even a strict FIFO lock shows a few,
-// overtaken on the way to the server.
+// An acquisition is overtaken by one that arrived later and was granted earlier. Even a strict FIFO lock shows a few, overtaken
+// on the way to the server.
 type Order struct {
 	By         string `json:"by"`         // "token" or "grant"; empty: nothing was granted
-	Count      int64  `json:"count"`      // acquisitions compared: granted and unserved
+	Count      int64  `json:"count"`      // granted and unserved
 	Inversions int64  `json:"inversions"` // pairs of the same key granted in the other order
-	Reordered  int64  `json:"reordered"`  // acquisitions overtaken at least once
+	Reordered  int64  `json:"reordered"`
 	// How often an acquisition was overtaken. Mean is Inversions / Count.
 	Mean float64 `json:"mean"`
 	P99  int64   `json:"p99"`
 	Max  int64   `json:"max"`
 }
 
-// Share is how critical sections were shared among contenders, in the closed model only.
+// Share is how critical sections were shared among contenders (closed model only).
 type Share struct {
-	// Jain's fairness index of Counts, (Σx)² / (n·Σx²): 1 if all have the same, 1/n if one has everything. With few
-	// critical sections for each contender it is below 1 by rounding alone.
+	// Jain's fairness index of Counts, (Σx)² / (n·Σx²): 1 if all have the same, 1/n if one has everything. With few critical
+	// sections per contender, rounding alone keeps it below 1.
 	Jain float64 `json:"jain,omitempty"`
 	Min  int64   `json:"min"`
 	Max  int64   `json:"max"`
-	// Without counts contenders without a critical section. Starved are those of them that were overtaken by a tenth as
-	// many acquisitions as there are contenders, or more: for the others the run may have been too short.
+	// Without counts contenders without a critical section. Starved are those of them that were overtaken by at least a tenth as
+	// many acquisitions as there are contenders; for the others the run may have been too short.
 	Without int     `json:"without"`
 	Starved int     `json:"starved"`
 	Counts  []int64 `json:"counts,omitempty"` // of each contender
@@ -140,21 +138,20 @@ type Share struct {
 
 // Checks counts broken promises, also in the warm-up, as far as one process can see.
 type Checks struct {
-	// Grants of a key whose holder was still in its critical section and had not been notified that its lease had
-	// ended.
+	// Grants of a key while its holder was in its critical section and not notified of the end of its lease.
 	Overlaps int64 `json:"overlaps"`
-	// Grants whose token was not greater than that of the grant before.
+	// Grants of a key whose token wasn't greater than the one before.
 	TokenRegressions int64 `json:"token_regressions"`
-	// Grants of a key whose holder was still in its critical section after its lease had ended.
+	// Grants of a key while its holder was in its critical section after its lease had ended.
 	Late int64 `json:"late"`
 }
 
-// Sample is a part of the window.
+// Sample is one interval of the window.
 type Sample struct {
-	T        float64 `json:"t"`        // seconds from the start of the window to the end of the part
-	Sections int64   `json:"sections"` // granted in it
+	T        float64 `json:"t"`        // seconds from the start of the window to the end of the interval
+	Sections int64   `json:"sections"` // grants
 	Failed   int64   `json:"failed,omitempty"`
-	P50      float64 `json:"p50_ms"` // of the waits that ended in it
+	P50      float64 `json:"p50_ms"` // of the waits that ended in the interval
 	P99      float64 `json:"p99_ms"`
 	Waiting  int64   `json:"waiting"` // at its end
 }

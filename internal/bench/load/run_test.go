@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFIFO: a fair lock that is always busy.
 func TestFIFO(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{})
 	require.InDelta(t, 1000, res.Sections, 1) // one in 10 ms
@@ -26,13 +25,12 @@ func TestFIFO(t *testing.T) {
 	require.Len(t, res.Share.Counts, 10)
 	require.Zero(t, res.Share.Without)
 	require.EqualValues(t, 9, res.Unserved.Count)
-	require.Contains(t, []int64{9, 10}, res.MaxWaiting) // ten for no time at all, if who releases is back before the next is told
+	require.Contains(t, []int64{9, 10}, res.MaxWaiting) // briefly ten, if the old holder is back before the next is told
 	require.Len(t, res.Samples, 100)
 	require.Zero(t, res.Checks)
 	require.False(t, res.Cut)
 }
 
-// TestHandOff: a grant after the end doesn't count.
 func TestHandOff(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{handOff: func(int64) time.Duration { return 90 * ms }})
 	require.InDelta(t, 100, res.Sections, 1)
@@ -40,7 +38,7 @@ func TestHandOff(t *testing.T) {
 	require.EqualValues(t, 10, res.Unserved.Count)
 }
 
-// TestLIFO: two contenders pass the lock to each other, and the others starve.
+// Two contenders pass the lock to each other, and the others starve.
 func TestLIFO(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
 	require.InDelta(t, 1000, res.Sections, 1)
@@ -48,11 +46,11 @@ func TestLIFO(t *testing.T) {
 	require.Equal(t, 8, res.Share.Starved)
 	require.Equal(t, 8, res.Share.Without)
 	require.InDelta(t, 8*1000, res.Order.Inversions, 100) // each section overtakes each of the eight
-	require.InDelta(t, 10, res.Wait.Max, 1)               // those who get it look fine,
-	require.Greater(t, res.Unserved.Max, 10_000.0)        // and that's why those who don't are measured too
+	require.InDelta(t, 10, res.Wait.Max, 1)
+	require.Greater(t, res.Unserved.Max, 10_000.0) // the starvation shows only here
 }
 
-// TestOneStarved: the longest waiter is passed over while others wait.
+// The longest waiter is passed over while others wait.
 func TestOneStarved(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return min(1, n-1) }})
 	require.Equal(t, 1, res.Share.Starved)
@@ -62,7 +60,6 @@ func TestOneStarved(t *testing.T) {
 	require.EqualValues(t, 1, res.Order.Reordered)
 }
 
-// TestServedBefore: a contender that has had the lock isn't starved, however often it is overtaken later.
 func TestServedBefore(t *testing.T) {
 	served := 0
 	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int {
@@ -75,7 +72,6 @@ func TestServedBefore(t *testing.T) {
 	require.Zero(t, res.Share.Starved)
 }
 
-// TestTooShort: a short run of a fair lock shows no starvation.
 func TestTooShort(t *testing.T) {
 	c := closed(100, time.Second)
 	res := simulate(t, c, &fake{})
@@ -90,7 +86,6 @@ func arrivalsAt(rate float64, work time.Duration) Config {
 	return c
 }
 
-// even makes arrivals evenly spaced.
 func even(t *testing.T) {
 	t.Helper()
 	poisson := gap
@@ -98,11 +93,11 @@ func even(t *testing.T) {
 	t.Cleanup(func() { gap = poisson })
 }
 
-// TestStall: the lock stalls once, for a second, and all who arrive meanwhile wait. With coordinated omission one wait
-// of a second would be recorded, and ten thousand short ones.
+// The lock stalls for a second, and all that arrive meanwhile wait. Coordinated omission would record one wait of a second and
+// ten thousand short ones.
 func TestStall(t *testing.T) {
 	even(t)
-	for _, contenders := range []int{1, 1200} { // those who aren't free to ask for the lock count as well
+	for _, contenders := range []int{1, 1200} { // even without a free contender
 		c := arrivalsAt(1000, 0)
 		c.Contenders = contenders
 		res := simulate(t, c, &fake{handOff: func(granted int64) time.Duration {
@@ -128,7 +123,6 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestOverload offers twice the lock's capacity.
 func TestOverload(t *testing.T) {
 	even(t)
 	for _, contenders := range []int{100, 6000} {
@@ -147,7 +141,6 @@ func TestOverload(t *testing.T) {
 	}
 }
 
-// TestArrivals: their distribution; the seed decides them.
 func TestArrivals(t *testing.T) {
 	c := arrivalsAt(1000, 0)
 	first, again := simulate(t, c, &fake{}), simulate(t, c, &fake{})
@@ -188,7 +181,7 @@ func TestChecks(t *testing.T) {
 	require.InDelta(t, 1100, res.Checks.TokenRegressions, 5)
 	require.Zero(t, res.Checks.Overlaps)
 
-	res = simulate(t, closed(2, 7*ms), &fake{open: true}) // they begin 250 ms after each other, which is 5 ms into a section
+	res = simulate(t, closed(2, 7*ms), &fake{open: true}) // they begin 250 ms apart, which is 5 ms into a section
 	require.InDelta(t, 2*10_750/7, res.Checks.Overlaps, 5)
 	require.Zero(t, res.Checks.Late)
 
@@ -202,7 +195,7 @@ func TestChecks(t *testing.T) {
 	require.Zero(t, res.Order.Inversions)
 }
 
-// TestFailures: a failed acquisition would have waited longer than until its error.
+// A wait that ends in an error is only a lower bound.
 func TestFailures(t *testing.T) {
 	res := simulate(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
 		if asked%3 == 0 {
@@ -211,7 +204,7 @@ func TestFailures(t *testing.T) {
 		}
 		return nil
 	}})
-	require.InDelta(t, 250, res.Sections, 2) // two, the failure and a pause of 10 ms are 80 ms
+	require.InDelta(t, 250, res.Sections, 2) // two sections, the failure and a pause of 10 ms take 80 ms
 	require.InDelta(t, 125, res.Failed, 2)
 	require.InDelta(t, 50, res.FailedAfter.Min, 0.1)
 	require.InDelta(t, 50, res.FailedAfter.Max, 0.1)

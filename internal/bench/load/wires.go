@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// Wires delay every message between clients and servers, in both directions, as a network does. On one host a message
-// takes almost no time, which favours locks that send few messages over locks that wait for few.
+// Wires delay every message between clients and servers, in both directions. On one host a message takes almost no time, which
+// favours locks that send few messages over locks that wait for few.
 //
-// They wrap the clients' connections: a relay would read and write each message once more. They cost some goroutine
-// switches and a timer for each message. Nothing is lost or reordered, connecting is not delayed, and bandwidth is
-// unlimited. A receiver that stops reading blocks all others once the buffers are full.
+// They wrap the clients' connections, since a relay would read and write each message once more. The cost is a timer and some
+// goroutine switches per message. Nothing is lost or reordered, connecting is not delayed, bandwidth is unlimited. A receiver
+// that stops reading blocks all others once the buffers are full.
 type Wires struct {
 	delay   time.Duration
 	closed  context.Context
 	close   context.CancelFunc
 	running sync.WaitGroup
-	queue   chan message // the delay is constant, so this is the order of delivery
+	queue   chan message // in order of delivery, since the delay is constant
 	dialing sync.Mutex
-	ends    []net.Conn // of all connections that there were
+	ends    []net.Conn // of all connections, even closed ones
 }
 
 // bytes is nil at the end of the stream.
@@ -52,7 +52,6 @@ func NewWires(delay time.Duration) (*Wires, error) {
 	return w, nil
 }
 
-// receive returns false once the wires are closed.
 func receive[T any](w *Wires, from <-chan T) (x T, ok bool) {
 	select {
 	case x = <-from:
@@ -90,7 +89,7 @@ func (w *Wires) Dial(ctx context.Context, network, addr string) (net.Conn, error
 	return wire{near, server}, nil
 }
 
-// carry delivers what it reads, late, and then hangs up.
+// carry copies bytes with the delay, and then closes to.
 func (w *Wires) carry(from, to net.Conn) {
 	arrived := make(chan []byte, 1024)
 	w.running.Go(func() {
@@ -106,14 +105,14 @@ func (w *Wires) carry(from, to net.Conn) {
 			}
 		}
 	})
-	w.running.Go(func() { // a receiver may be slow
+	w.running.Go(func() {
 		defer func() { _ = to.Close() }()
 		for {
 			b, ok := receive(w, arrived)
 			if !ok || b == nil {
 				return
 			}
-			_, _ = to.Write(b) // a connection that is broken for writes is so for reads
+			_, _ = to.Write(b) // a connection that fails writes fails reads, too
 		}
 	})
 }

@@ -48,8 +48,7 @@ func dial(t *testing.T, w *Wires, addr string) net.Conn {
 	return c
 }
 
-// TestWires: bytes arrive late by the delay in each direction, in order and complete: a few, and more than is read at
-// once, and than a socket's buffer has room for.
+// TestWires: bytes arrive late in each direction, in order and complete, even if one read or a socket's buffer can't hold them.
 func TestWires(t *testing.T) {
 	const delay = 20 * ms
 	c := dial(t, wires(t, delay), serve(t, echo))
@@ -91,7 +90,7 @@ func TestWiresEnds(t *testing.T) {
 	b := []byte("bye")
 	_, err = c.Write(b)
 	require.NoError(t, err)
-	copy(b, "???") // it was the caller's again
+	copy(b, "???") // the caller owns it again
 	began = time.Now()
 	require.NoError(t, c.Close())
 	_, err = c.Read(make([]byte, 1))
@@ -102,7 +101,6 @@ func TestWiresEnds(t *testing.T) {
 	require.GreaterOrEqual(t, done.Sub(began), delay)
 }
 
-// TestWiresBroken: a dead server shows in a read, and then in writes.
 func TestWiresBroken(t *testing.T) {
 	w := wires(t, ms)
 	c := dial(t, w, serve(t, func(net.Conn) {}))

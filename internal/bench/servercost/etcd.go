@@ -13,11 +13,11 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// EtcdConfig is for two runs: locks that share a lease, and a lease for each key.
+// EtcdConfig is for two runs: locks that share a lease, and a lease per key.
 type EtcdConfig struct {
 	Keys     uint64        `json:"keys"`      // locks that share a lease
-	Leases   uint64        `json:"leases"`    // keys with a lease of their own
-	Workers  int           `json:"workers"`   // requests at a time
+	Leases   uint64        `json:"leases"`    // keys with a lease each
+	Workers  int           `json:"workers"`   // concurrent requests
 	LeaseTTL load.Duration `json:"lease_ttl"` // of Leases
 	// In bytes.
 	Quota uint64 `json:"quota"`
@@ -35,7 +35,6 @@ func (r *recorder) startEtcd(ctx context.Context, members int, quota uint64, arg
 	return r.opened.etcd(clientv3.Config{Endpoints: cluster.Addrs()})
 }
 
-// onEtcd runs phases on one member, then compacts and defragments it.
 func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3.Client, *etcdlock.Backend) []phase) error {
 	r.begin(run)
 	client, backend, err := r.startEtcd(ctx, 1, r.config.Etcd.Quota)
@@ -66,7 +65,6 @@ func (r *recorder) each(name string, set Set, do func(ctx context.Context, q dlo
 	}, counts}
 }
 
-// etcdShared takes and releases locks; those of one process share a lease.
 func (r *recorder) etcdShared(ctx context.Context) error {
 	return r.onEtcd(ctx, "etcd shared", func(_ *clientv3.Client, backend *etcdlock.Backend) []phase {
 		set := Set{Seed: r.config.Seed, N: r.config.Etcd.Keys, TTL: 2 * r.config.Limit.D()}
@@ -76,7 +74,7 @@ func (r *recorder) etcdShared(ctx context.Context) error {
 	})
 }
 
-// etcdLeases grants a lease for each key, like a session for each lock, and lets all expire.
+// etcdLeases grants a lease per key, as a session per lock would, and lets all expire.
 func (r *recorder) etcdLeases(ctx context.Context) error {
 	return r.onEtcd(ctx, "etcd leases", func(client *clientv3.Client, _ *etcdlock.Backend) []phase {
 		set := Set{Seed: r.config.Seed, N: r.config.Etcd.Leases, TTL: r.config.Etcd.LeaseTTL.D()}

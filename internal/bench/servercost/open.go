@@ -45,10 +45,9 @@ func Open(ctx context.Context, spec locks.Spec) (b dlock.Backend, s *Server, clo
 	return b, s, c.close, nil
 }
 
-// closers of what was opened, in this order.
 type closers []func() error
 
-// add adds x, unless opening it failed, and returns that error.
+// add adds x if err is nil, and returns err.
 func (c *closers) add(x io.Closer, err error) error {
 	if err == nil {
 		*c = append(*c, x.Close)
@@ -64,7 +63,6 @@ func (c *closers) close() (err error) {
 	return err
 }
 
-// pipelined returns a backend that pipelines concurrent requests.
 func (c *closers) pipelined(client *redis.Client) (dlock.Backend, error) {
 	pipe, err := client.AutoPipeline()
 	if err = c.add(pipe, err); err != nil {

@@ -17,12 +17,12 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// Set is a set of locks, the same ones for the same seed. A second run's requests are retries: leases that haven't
-// expired restart with their tokens. An expired lease is a new grant, with the next token.
+// Set is a set of locks, determined by the seed. A second run retries its requests: leases that haven't expired restart with
+// their tokens; an expired one is a new grant, with the next token.
 type Set struct {
 	Seed uint64
-	N    uint64        // how many
-	TTL  time.Duration // of each lease
+	N    uint64
+	TTL  time.Duration
 }
 
 // Request returns the request for the i-th lock. A larger set contains a smaller one of the same seed.
@@ -40,8 +40,8 @@ type Counts struct {
 // Done counts requests.
 func (c *Counts) Done() uint64 { return c.Granted.Load() + c.Held.Load() }
 
-// Each calls do for every lock of s, and counts it as granted, or as held if do's error wraps [dlock.ErrHeld]. Any
-// other error ends it.
+// Each calls do for every lock of s, and counts it as granted, or as held if do's error wraps [dlock.ErrHeld]. Any other error
+// ends it.
 func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx context.Context, q dlock.Request) error) error {
 	all, ctx := errgroup.WithContext(ctx)
 	var next atomic.Uint64

@@ -86,7 +86,6 @@ func (b *redisBed) expiry(on int) phase {
 	}}
 }
 
-// reclaim waits until Redis has deleted all keys with a TTL.
 func (b *redisBed) reclaim(name string) phase {
 	return phase{name: name, do: func(ctx context.Context, end *Line) error {
 		s, err := b.server.Ask(ctx)
@@ -112,7 +111,7 @@ func (b *redisBed) purge() phase {
 	}}
 }
 
-// check takes and releases each key that is tested, as another owner, and shows found its tokens.
+// check takes and releases each tested key as another owner, and passes its tokens to found.
 func (b *redisBed) check(name string, times func(i int) int, found func(end *Line, i int, token float64)) phase {
 	return phase{name: name, do: func(ctx context.Context, end *Line) error {
 		end.Values = map[string]float64{}
@@ -120,7 +119,7 @@ func (b *redisBed) check(name string, times func(i int) int, found func(end *Lin
 			for range times(i) {
 				q := b.set.Request(uint64(i))
 				g, err := b.backend.TryAcquire(ctx, dlock.Request{Key: q.Key, Owner: "another", TTL: tokenTTL})
-				if err != nil { // held: the lease has not ended
+				if err != nil {
 					return fmt.Errorf("the lock of key %d: %w", i, err)
 				}
 				if err := b.backend.Release(ctx, g); err != nil {
@@ -136,7 +135,6 @@ func (b *redisBed) check(name string, times func(i int) int, found func(end *Lin
 
 func once(int) int { return 1 }
 
-// redisActive fills Redis with active expiry on, and then reaps the counters.
 func (r *recorder) redisActive(ctx context.Context) error {
 	b, err := r.onRedis(ctx, "redis active")
 	if err != nil {

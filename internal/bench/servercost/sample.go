@@ -20,9 +20,9 @@ import (
 
 // Pings are latencies of the server's cheapest request since the sample before, on a connection of their own.
 type Pings struct {
-	Count   int           `json:"pings"`       // about 100 a second, fewer if they took longer
-	PingP50 time.Duration `json:"ping_p50_ns"` // the median
-	PingMax time.Duration `json:"ping_max_ns"` // the longest
+	Count   int           `json:"pings"` // about 100 a second, fewer if they took longer
+	PingP50 time.Duration `json:"ping_p50_ns"`
+	PingMax time.Duration `json:"ping_max_ns"`
 }
 
 // RedisSample is from a Redis's INFO.
@@ -31,7 +31,7 @@ type RedisSample struct {
 	UsedMemoryRSS    uint64  `json:"used_memory_rss"`         // bytes in RAM
 	Fragmentation    float64 `json:"mem_fragmentation_ratio"` // UsedMemoryRSS / UsedMemory
 	Keys             uint64  `json:"keys"`                    // with expired ones that are not yet deleted
-	Expires          uint64  `json:"expires"`                 // those of them with a TTL
+	Expires          uint64  `json:"expires"`                 // those with a TTL
 	ExpiredKeys      uint64  `json:"expired_keys"`            // deleted by expiry since the start
 	ExpiredStalePerc float64 `json:"expired_stale_perc"`      // Redis's estimate of how much of Expires has expired, in %
 	Pings
@@ -39,13 +39,13 @@ type RedisSample struct {
 
 // EtcdSample is from an etcd member's /metrics. A ping is a linearizable read.
 type EtcdSample struct {
-	Revision      uint64 `json:"revision"`       // grows by one with each write
-	Keys          uint64 `json:"keys"`           // that exist
+	Revision      uint64 `json:"revision"` // grows by one with each write
+	Keys          uint64 `json:"keys"`
 	DBSize        uint64 `json:"db_size"`        // bytes of the database's file
 	DBSizeInUse   uint64 `json:"db_size_in_use"` // bytes of it in use, with history
 	RSS           uint64 `json:"rss"`            // bytes in RAM
-	LeasesGranted uint64 `json:"leases_granted"` // since it started
-	LeasesRevoked uint64 `json:"leases_revoked"` // since it started, with expired ones
+	LeasesGranted uint64 `json:"leases_granted"` // since the start
+	LeasesRevoked uint64 `json:"leases_revoked"` // since the start, with expired ones
 	Pings
 }
 
@@ -55,7 +55,7 @@ type Sample struct {
 	Etcd  *EtcdSample  `json:"etcd,omitempty"`
 }
 
-// String is for a line of progress.
+// String formats s as a line of progress.
 func (s Sample) String() string {
 	p50, most := s.pings().PingP50.Round(time.Microsecond), s.pings().PingMax.Round(time.Microsecond)
 	if r := s.Redis; r != nil {
@@ -76,7 +76,7 @@ func (s Sample) pings() *Pings {
 
 // Server is pinged about 100 times a second, and sampled on request. It doesn't close the client.
 type Server struct {
-	Ask    func(ctx context.Context) (Sample, error) // a sample without pings
+	Ask    func(ctx context.Context) (Sample, error) // returns a sample without pings
 	cancel context.CancelFunc
 	done   chan struct{}
 
@@ -150,7 +150,7 @@ func WatchRedis(ctx context.Context, client *redis.Client) *Server {
 	}, func(ctx context.Context) error { return client.Ping(ctx).Err() })
 }
 
-// A missing field is an error, since 0 would be an answer.
+// A missing field is an error, since 0 is a valid value.
 func parseInfo(info map[string]map[string]string) (s RedisSample, err error) {
 	number := func(section, name string) float64 {
 		v, perr := strconv.ParseFloat(info[section][name], 64)
@@ -172,7 +172,7 @@ func parseInfo(info map[string]map[string]string) (s RedisSample, err error) {
 	return s, err
 }
 
-// WatchEtcd watches the first of a client's members.
+// WatchEtcd watches the client's first member.
 func WatchEtcd(ctx context.Context, client *clientv3.Client) *Server {
 	url := client.Endpoints()[0]
 	if !strings.Contains(url, "://") {
@@ -198,7 +198,7 @@ func WatchEtcd(ctx context.Context, client *clientv3.Client) *Server {
 	})
 }
 
-// A missing metric is an error, since 0 would be an answer.
+// A missing metric is an error, since 0 is a valid value.
 func parseMetrics(r io.Reader) (s EtcdSample, err error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	all, err := parser.TextToMetricFamilies(r)

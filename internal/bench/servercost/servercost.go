@@ -1,6 +1,5 @@
-// Package servercost measures what locks cost their servers: memory of expired keys and of counters, which never
-// expire, revisions, leases; and the cost of a fencing token. An experiment is a directory with a config.json and its
-// data.jsonl.
+// Package servercost measures what locks cost their servers: the memory of expired keys and of counters, which never expire,
+// revisions and leases; and the cost of a fencing token. An experiment is a directory with a config.json and its data.jsonl.
 package servercost
 
 import (
@@ -35,9 +34,9 @@ type Config struct {
 // The kinds of a [Line].
 const (
 	KindSetup  = "setup"  // the first line: machine, servers and config
-	KindSample = "sample" // a moment within a phase
+	KindSample = "sample" // within a phase
 	KindPhase  = "phase"  // the end of a phase, with a sample
-	KindCost   = "cost"   // the cost of one source's tokens
+	KindCost   = "cost"   // of one source's tokens
 	KindTokens = "tokens" // tokens of two keys, alternating
 )
 
@@ -154,9 +153,9 @@ type recorder struct {
 	lines    []Line
 
 	run    string
-	began  time.Time // the run
-	server *Server   // of the run
-	opened closers   // of what the run has opened
+	began  time.Time
+	server *Server
+	opened closers
 }
 
 func (r *recorder) begin(run string) {
@@ -174,7 +173,7 @@ func (r *recorder) say(format string, args ...any) {
 }
 
 type phase struct {
-	name   string                                     // "": it isn't recorded
+	name   string                                     // "": not recorded
 	do     func(ctx context.Context, end *Line) error // sets the count of operations, and findings
 	counts *Counts                                    // of a phase that requests locks: its count, also before its end
 }
@@ -190,7 +189,6 @@ func (r *recorder) phases(ctx context.Context, phases ...phase) error {
 	return nil
 }
 
-// phase samples the server while p runs, and records both.
 func (r *recorder) phase(ctx context.Context, p phase) error {
 	var pings []Pings
 	add := func(l Line) (err error) {
@@ -230,7 +228,7 @@ func (r *recorder) phase(ctx context.Context, p phase) error {
 	return add(end)
 }
 
-// During calls tick every so often until do has returned. An error of tick ends the context of do.
+// During calls tick at intervals until do has returned. An error of tick ends the context of do.
 func During(ctx context.Context, every time.Duration, do func(ctx context.Context) error, tick func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -265,7 +263,6 @@ func together(all []Pings) (sum Pings) {
 	return sum
 }
 
-// until polls the server every 50 ms until it is ready, and returns the last sample.
 func (r *recorder) until(ctx context.Context, ready func(Sample) bool) (Sample, error) {
 	for {
 		s, err := r.server.Ask(ctx)
@@ -293,7 +290,7 @@ func (r *recorder) write(file string) error {
 	return nil
 }
 
-// Phases are the ends of a run's phases by name; of a repeated name, the second has "2" appended.
+// Phases returns the ends of a run's phases by name. A second phase of the same name has "2" appended.
 func Phases(lines []Line, run string) map[string]Line {
 	all := map[string]Line{}
 	for _, l := range lines {

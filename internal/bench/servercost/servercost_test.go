@@ -31,7 +31,6 @@ func directory(t *testing.T, config string) string {
 	return dir
 }
 
-// It is detected before the experiment.
 func TestRecordWhereNothingCanBe(t *testing.T) {
 	dir := directory(t, small)
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "data.jsonl"), 0o700))
@@ -40,7 +39,6 @@ func TestRecordWhereNothingCanBe(t *testing.T) {
 	require.Empty(t, progress.String(), "nothing has begun")
 }
 
-// TestRecord runs a small experiment on real servers.
 func TestRecord(t *testing.T) {
 	dir := directory(t, small)
 	var progress bytes.Buffer
@@ -93,7 +91,6 @@ func firstWords(all []string) (words []string) {
 	return words
 }
 
-// TestNotRecorded: a failed experiment replaces no data.
 func TestNotRecorded(t *testing.T) {
 	redis, err := testbed.StartRedis(t.Context(), nil)
 	testbed.Need(t, err)

@@ -15,8 +15,8 @@ import (
 // TokenConfig says how often tokens are made. Sources alternate, so that a busy machine slows all.
 type TokenConfig struct {
 	Rounds   int    `json:"rounds"`
-	Serial   uint64 `json:"serial"`   // tokens of a round made by one client
-	Parallel uint64 `json:"parallel"` // tokens of a round made by all clients
+	Serial   uint64 `json:"serial"`   // by one client, per round
+	Parallel uint64 `json:"parallel"` // by all clients, per round
 	Clients  int    `json:"clients"`
 }
 
@@ -50,7 +50,6 @@ type source struct {
 
 const tokenTTL = time.Hour
 
-// A Redis counter against revisions of etcd.
 func (r *recorder) tokens(ctx context.Context) error {
 	r.begin("tokens")
 	client, backend, err := r.startRedis(ctx)
@@ -72,7 +71,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 		return err
 	}
 	for _, n := range []int{1, 3} {
-		client, backend, err := r.startEtcd(ctx, n, 8<<30, "--election-timeout", "5000") // ms: an election, for which a busy machine is enough, fails writes
+		client, backend, err := r.startEtcd(ctx, n, 8<<30, "--election-timeout", "5000") // ms: an election, which a busy machine can cause, fails writes
 		if err != nil {
 			return err
 		}
