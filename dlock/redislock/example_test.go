@@ -45,7 +45,8 @@ func bill(ctx context.Context, locker *dlock.Locker, accounts *redisstore.Store,
 	})
 }
 
-// The Backend goes to [dlock.New], and the Locker is what the program works with.
+// The lock from the connection to the write that carries its token. The Backend goes to [dlock.New], and the Locker is what the
+// program works with.
 func Example() {
 	m, err := miniredis.Run() // stands for a real Redis
 	if err != nil {
