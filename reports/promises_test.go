@@ -20,7 +20,6 @@ import (
 // notes are the page's comments on each broken promise: whether it was ever promised, and where it is known.
 var notes = map[string]map[string]string{
 	"rueidislock": {
-		"Exclusive": "seen once, on a busy machine; the cause is not known. The adapter's `TryNextAfter` of a minute may have a part in it",
 		"LeaseLasts": "its README: the context is \"canceled automatically and immediately once the `KeyMajority` is not held anymore\". An extension " +
 			"without a reply is waited for until the end that it would have set",
 		"ClockSkew": "never promised: its README documents `SET NX PXAT`, and so a time of the client's clock. `FallbackSETPX` acquires with `PX`; " +
@@ -31,6 +30,8 @@ var notes = map[string]map[string]string{
 	"etcd-mutex": {
 		"LeaseLasts": "`Session.Done` is closed when a TTL has passed since the last reply arrived (before the first: 5 s, or `DialTimeout` and 1 s), " +
 			"checked once a second; no time is promised",
+		"DataLoss": "a waiter watches only the key ahead of it, from a revision that the emptied server hasn't reached, and not its own session: " +
+			"[etcd-io/etcd#22387](https://github.com/etcd-io/etcd/pull/22387), open, ends waits whose session has expired",
 		"KeysIndependent": "waiters on `k` wait for all older keys below `k/`: [etcd-io/website#710](https://github.com/etcd-io/website/issues/710), " +
 			"closed as a question of use",
 		"WaitersCutOff": "`Lock` deletes its key with the client's context, not the caller's: " +
@@ -47,10 +48,10 @@ var notes = map[string]map[string]string{
 		"EndsWithContext": consulCalls,
 	},
 	"dynamolock": {
-		"KeysIndependent": "DynamoDB's strings are UTF-8: other bytes of a key are replaced. Never promised",
-		"WaiterServed":    "the release's condition names the record's version, which a renewal without a reply has changed. No report known",
-		"LeaseLasts": "the session monitor waits for a renewal under way, and doesn't call once the lease has ended: " +
-			"[cirello-io/dynamolock#446](https://github.com/cirello-io/dynamolock/issues/446), closed as a question",
+		"KeysIndependent":    "DynamoDB's strings are UTF-8: other bytes of a key are replaced. Never promised",
+		"WaiterServed":       "the release's condition names the record's version, which a renewal without a reply has changed. No report known",
+		"LeaseLasts":         dynamolockMonitor,
+		"HolderDisconnected": dynamolockMonitor,
 		"LeaseRenewed": "[cirello-io/dynamolock#280](https://github.com/cirello-io/dynamolock/issues/280): the next renewal has the old version number. No " +
 			"report known: the release of an expired `Lock` takes its successor off the client's list of renewals",
 		"EveryMessage": "the AWS SDK sends `PutItem` again, whose condition then finds the item that the first has put. No report known",
@@ -71,6 +72,9 @@ var notes = map[string]map[string]string{
 
 const nodeForgets = "of Redlock, not of a library: a server that restarts without its data votes for a second holder " +
 	"([RedlockNodeRestart](../matrix)), unless it stays away for a TTL, or writes each change to its disk"
+
+const dynamolockMonitor = "the session monitor waits for a renewal under way, and doesn't call once the lease has ended: " +
+	"[cirello-io/dynamolock#446](https://github.com/cirello-io/dynamolock/issues/446), closed as a question"
 
 const consulCalls = "never promised: `Unlock` takes no context, and the channel of `Lock` ends the wait, but no request under way"
 
@@ -197,7 +201,7 @@ func broken(t *testing.T, byLock map[string][]promises.Report) string {
 				continue
 			}
 			require.NotEmpty(t, noted[row.Promise], "%s breaks %s, and the page has no note on it: %s", lock, row.Promise, why)
-			rows = append(rows, fmt.Sprintf("%s | %s | %s | %s", lock, row.Promise, strings.ReplaceAll(key.ReplaceAllString(why, "k"), "|", "\\|"), noted[row.Promise]))
+			rows = append(rows, fmt.Sprintf("%s | %s | %s | %s", lock, row.Promise, strings.NewReplacer("|", "\\|", "\n", "; ").Replace(key.ReplaceAllString(why, "k")), noted[row.Promise]))
 			delete(noted, row.Promise)
 		}
 		require.Empty(t, noted, "%s: notes on promises that it keeps", lock)

@@ -793,8 +793,8 @@ func goroutines(label string) (n int, most string) {
 			count, _, _ := strings.Cut(same, " @ ")
 			some, _ := strconv.Atoi(count)
 			n += some
-			if fields := strings.Fields(same); some > highest { // the last line is the function that was started
-				highest, most = some, strings.Join(fields[len(fields)-2:], " ")
+			if fields := strings.Fields(same); some > highest { // the last line is the function that was started, and its file
+				highest, most = some, fields[len(fields)-2]
 			}
 		}
 	}
