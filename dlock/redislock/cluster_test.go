@@ -3,7 +3,6 @@ package redislock_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"strconv"
@@ -19,6 +18,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/proc"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -31,7 +31,10 @@ type node struct {
 
 func startNode(t *testing.T, i, n int) node {
 	t.Helper()
-	bus := busPort(t)
+	port, release, err := proc.ReservePort() // the default, the node's plus 10,000, may not exist
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, release()) })
+	bus := strconv.Itoa(port)
 	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{
 		Provider: testbed.Local, // where nodes reach each other
 		Args:     []string{"--cluster-enabled", "yes", "--cluster-port", bus},
@@ -68,19 +71,6 @@ func startCluster(t *testing.T) (nodes []node) {
 		n.ready(t, 3)
 	}
 	return nodes
-}
-
-// busPort returns a free port outside the range given to clients. The default, the node's plus 10,000, may not exist.
-func busPort(t *testing.T) string {
-	t.Helper()
-	for {
-		port := strconv.Itoa(20_000 + rand.N(10_000))
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:"+port)
-		if err == nil {
-			require.NoError(t, l.Close())
-			return port
-		}
-	}
 }
 
 type move struct {

@@ -102,7 +102,9 @@ func TestNewRefuses(t *testing.T) {
 		return c
 	}
 	a, b := client(), client()
-	for _, nodes := range [][]redis.UniversalClient{nil, {}, {nil}, {a, nil}, {a, b, a}} {
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	t.Cleanup(func() { require.NoError(t, ring.Close()) })
+	for _, nodes := range [][]redis.UniversalClient{nil, {}, {nil}, {a, nil}, {a, b, a}, {a, b, ring}, {a, b, struct{ *redis.Ring }{ring}}} {
 		_, err := redlock.New(nodes, nil)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 	}

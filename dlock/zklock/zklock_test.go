@@ -803,6 +803,10 @@ func TestFrozenServer(t *testing.T) {
 	key := newKey()
 	held := h.take(t, key, long)
 	mine := p.take(t, newKey(), long)
+	l, err := dlock.New(connect(t, server.Addr), &dlock.Options{TTL: long})
+	require.NoError(t, err)
+	_, err = l.Acquire(t.Context(), newKey())
+	require.NoError(t, err)
 	ended, cancel := context.WithCancelCause(t.Context())
 	var waiting []<-chan locktest.Outcome
 	for range 50 {
@@ -843,6 +847,9 @@ func TestFrozenServer(t *testing.T) {
 	}
 	locktest.Eventually(t, func() bool { return runtime.NumGoroutine() < before+60 },
 		"what is under way has 64 and 8 goroutines at most; 50 waited before")
+	closed := make(chan error, 1)
+	go func() { closed <- l.Close() }()
+	require.NoError(t, locktest.Receive(t, closed))
 
 	thaw()
 	for _, r := range requests {

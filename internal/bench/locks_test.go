@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/proc"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -113,10 +114,10 @@ func TestNames(t *testing.T) {
 
 func TestEtcdMutexNobodyThere(t *testing.T) {
 	t.Parallel()
-	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	port, release, err := proc.ReservePort() // and nobody listens
 	require.NoError(t, err)
-	addr := ln.Addr().String()
-	require.NoError(t, ln.Close())
+	defer func() { require.NoError(t, release()) }()
+	addr := fmt.Sprint("127.0.0.1:", port)
 	l, err := Open(t.Context(), Spec{Lock: "etcd-mutex", Addrs: []string{addr}, TTL: time.Second})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
