@@ -27,7 +27,7 @@ const MaxKeyLen = 512
 
 var (
 	// ErrHeld is returned by TryAcquire when another holder has the lock, and by Acquire, along with its context's cause, when
-	// the context ends while another holds it.
+	// the context ends after the lock service has said that another holds it.
 	ErrHeld = errors.New("dlock: held by another owner")
 	// ErrQueueFull is returned by Acquire when the lock has the maximum number of waiters.
 	ErrQueueFull = errors.New("dlock: too many waiters")

@@ -96,8 +96,9 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 //
 // If the lock was no longer this handle's, nothing changes, release_by_non_owner_total counts it, and the error wraps [ErrLost]:
 // the critical section may have overlapped with another holder's. If nobody answers, the error wraps ErrLost only if the lease
-// had already ended; the lock is then freed in the background or expires. If a first request got no answer and a second finds the
-// lock gone, Release returns nil: presumably the first removed it, although a failover looks the same.
+// had already ended. Either way the lock is freed in the background or expires, and Release may be called again. If a first request
+// got no answer and a second finds the lock gone, Release returns nil: presumably the first removed it, although a failover looks
+// the same.
 //
 // It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have ended, but at most
 // until a second after [Locker.Close]. If ctx has already ended, as in a deferred call, it still tries for a second. With a ctx

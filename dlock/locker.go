@@ -128,7 +128,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
 	return l.acquire(ctx, key, false)
 }
 
-// Do calls f while it holds key, with a context that ends with the handle's and with ctx. It returns the error of
+// Do calls f while it holds key, with a context that ends when the handle's does or ctx ends. It returns the error of
 // [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease. [ErrLost] then means that f may
 // have overlapped with another holder. Only the resource's replies to f say whether f's writes took effect.
 func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context, h *Handle) error) (err error) {

@@ -21,7 +21,8 @@ import (
 // processes' waiters. If the lock service fails, all of them fail.
 //
 // The loss of the lease ends the critical section under way. A Release that passes the lease on doesn't contact the service, so a
-// loss is detected by a renewal, by [Grant].Lost or by the final Release. Without Options.Renew a critical section may begin with
+// loss is detected by a renewal, by [Grant].Lost or by the final Release. A lease that was waited for may be renewed once as it
+// arrives. Without Options.Renew a critical section may begin with
 // half of the TTL left. If a process exits without [Locker.Close], the leases that it keeps block others for their TTL.
 type Share struct {
 	// Sections is the greatest number of critical sections under one lease. 0: leases aren't shared.
@@ -56,8 +57,9 @@ type shared struct {
 	closed  bool
 }
 
-// turn is the right to use a key, which goroutines get in FIFO order. Its owner holds lease or, if lease is nil, is requesting
-// one or has just been handed one. If idle isn't nil, nobody has the turn. When lease ends, the next waiter gets it.
+// turn is the right to use a key, which goroutines get in FIFO order. The one that has it holds lease or, if lease is nil, is
+// requesting one or has just been handed one. If idle isn't nil, nobody has the turn. When lease ends, the turn goes to the next
+// waiter.
 type turn struct {
 	lease *lease
 	idle  *time.Timer

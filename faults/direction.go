@@ -19,8 +19,8 @@ const (
 	delay             // forward in order, d.delay after arrival
 	hold              // keep in order until the direction passes again
 	drop              // discard, and close the connection once the direction passes again: the stream has a hole
-	shut
-	stall // of a pipe only: keep until the last piece is written, then follow the direction
+	shut              // discard and close the connection at once
+	stall             // of a pipe only: keep until the last piece is written, then follow the direction
 )
 
 // stallTimeout bounds the wait until forwarded pieces are written.

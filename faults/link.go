@@ -21,8 +21,8 @@ const closeTimeout = 10 * time.Second
 // Link relays TCP connections to one server through an embedded toxiproxy, and injects faults. A fault affects all present and
 // future connections; to affect one client alone, give it a link of its own. A second fault in one direction is an error.
 //
-// A fault that discards, holds or delays bytes is in force when no byte that it affects leaves the link. Injecting it fails if the
-// receiver's socket accepts nothing for 10 s.
+// A fault that discards, holds or delays bytes is in force once no byte leaves the link that it should discard or hold, or, under a
+// delay of d, less than d after the link read it. Injecting it fails if the receiver's socket accepts nothing for 10 s.
 //
 // Except under [Link.Refuse] clients can always connect, and the server sees the connection. When either side ends its stream,
 // the connection is closed for both; a fault holds, delays or loses that end like the bytes before it.

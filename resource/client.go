@@ -31,9 +31,9 @@ type ClientOptions struct {
 
 // Client is a [Store] over HTTP, on a server that runs [NewHandler].
 //
-// It never sends a write twice: it treats redirects as errors and speaks HTTP/1.1, because an HTTP/2 transport may retry a
-// request that the server has reset. No proxy may retry a PUT (nginx: proxy_next_upstream off): if the first attempt takes effect
-// and a later token refuses the retry, the [*StaleTokenError] is wrong.
+// It never sends a write twice: it treats redirects as errors, and its default HTTPClient speaks HTTP/1.1. A transport of your own
+// that speaks HTTP/2 may retry a request that the server has reset. No proxy may retry a PUT (nginx: proxy_next_upstream off): if
+// the first attempt takes effect and the retry is refused because of a later token, the [*StaleTokenError] is wrong.
 type Client struct {
 	http          *http.Client
 	base          string

@@ -9,7 +9,7 @@ const (
 	HeaderWritten = "X-Fence-Written" // reply to a read: "false" if only fenced reads have touched the key
 	HeaderSeen    = "X-Fence-Seen"    // 409: the greatest fence accepted
 	HeaderApplied = "X-Fence-Applied" // 409: "true" if the write has the fence seen and the value stored
-	HeaderFencing = "X-Fencing"       // reply of a resource with fencing off: "off"
+	HeaderFencing = "X-Fencing"       // "off": in every reply of a resource with fencing off
 )
 
 // DefaultMaxBody is the default limit for a value, in bytes.

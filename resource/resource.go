@@ -170,9 +170,9 @@ type Overwriter interface {
 // fenced read whose first attempt raised the fence.
 type StaleTokenError struct {
 	Key     string
-	Seen    Fence
-	Got     Fence
-	Applied bool // see [ErrApplied]
+	Seen    Fence // the greatest fence accepted
+	Got     Fence // the fence of the refused call
+	Applied bool  // the refused write has the fence and the value that the store has accepted last, see [ErrApplied]
 }
 
 func (e *StaleTokenError) Error() string {

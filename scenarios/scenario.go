@@ -69,12 +69,13 @@ type Worker struct {
 	// Victim gives the worker the run's TTL, so that its lease can expire. If another worker gets the lock before that, the run
 	// is inconclusive, unless the victim was killed or reported that it released or lost the lock.
 	Victim bool
-	// NoRenew disables renewal, with which only a real freeze ends the lease.
+	// NoRenew disables renewal. With renewal only a real freeze can end the lease.
 	NoRenew bool
 	// Check makes the worker check its lease before it writes, and give up if it is lost.
 	Check bool
 	// Try makes the worker first try without waiting, and report held.
-	Try  bool
+	Try bool
+	// Idle keeps the worker from using the resource.
 	Idle bool
 	// Outlive makes the worker write only after its lease is lost. With renewal it reports its grant only after a first renewal,
 	// so that only the schedule can end the lease.
@@ -82,8 +83,9 @@ type Worker struct {
 	// MaxHold ends renewal that long after the grant; 0: after the run. If another worker gets a victim's lock earlier, the
 	// lease wasn't renewed, and the run is inconclusive.
 	MaxHold history.Duration
-	// Second makes the worker also append to a second ledger.
-	Second     bool
+	// Second makes the worker also append to a second ledger, under the same grant.
+	Second bool
+	// GetThenDel makes the worker release by GET and DEL, with a gap between them.
 	GetThenDel bool
 }
 

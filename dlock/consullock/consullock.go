@@ -1,8 +1,8 @@
 // Package consullock is a dlock.Backend on HashiCorp Consul.
 //
 // A lock is a KV entry that exists while the lock is held. One transaction checks that it doesn't exist and acquires it for a
-// session. The token is its ModifyIndex, the Raft index of that write. (LockIndex restarts at 1 when the entry is deleted.) It
-// goes back only when a snapshot is restored or the cluster is created again.
+// session. The token is its ModifyIndex, the Raft index of that write. (LockIndex restarts at 1 when the entry is deleted.) The
+// token goes back only when a snapshot is restored or the cluster is created again.
 //
 // # Leases and sessions
 //
@@ -14,7 +14,7 @@
 //
 // A session ends sooner if the agent's node is deregistered: through the catalog, by consul leave, or by SIGTERM to a client
 // agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may be two
-// holders. Don't deregister a node whose processes hold locks, or set a LockDelay as long as the leases.
+// holders. Don't deregister a node whose processes hold locks; if you can't avoid it, set a LockDelay as long as the leases.
 //
 // # Requests that arrive late
 //

@@ -66,7 +66,8 @@ func (b *Backend) entryPrefix(ttl time.Duration) string {
 }
 
 func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, err error) {
-	if !b.sub.isOpen() { // only waiters need a subscription
+	opens := !b.sub.isOpen()
+	if opens { // only waiters need a subscription
 		a, err := b.settled(ctx, r, outside)
 		if err != nil || a.token != 0 {
 			return a.grant(r), err
@@ -85,13 +86,19 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, er
 		w.late = true
 		a, err = b.settled(ctx, r, queued)
 	}
-	if err != nil || a.token != 0 {
+	full := errors.Is(err, dlock.ErrQueueFull)
+	if err != nil && !full || a.token != 0 {
 		return a.grant(r), err
 	}
-	if g, err = b.await(ctx, r, w, a); err != nil && !errors.Is(err, dlock.ErrQueueFull) {
+	if err == nil {
+		g, err = b.await(ctx, r, w, a)
+		full = errors.Is(err, dlock.ErrQueueFull)
+	}
+	if err != nil && (!full || w.late) {
 		b.sub.mu.Lock()
 		defer b.sub.mu.Unlock()
-		b.sub.scheduleLeave(r.Key, r.Owner, r.TTL).last[r.Owner] = !w.late //nolint:contextcheck // ctx's end is a reason to leave the queue
+		l := b.sub.scheduleLeave(r.Key, r.Owner, r.TTL) //nolint:contextcheck // ctx's end is a reason to leave the queue
+		l.last[r.Owner] = !w.late && !opens             // the client library may have repeated the request outside, and the first arrive last
 	}
 	return g, err
 }
@@ -148,7 +155,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 			}
 			return g, nil
 		}
-		later, err := b.settled(ctx, r, queued) // also if too much of a handed-over lease may have passed
+		later, err := b.settled(ctx, r, polling) // also if too much of a handed-over lease may have passed
 		if err == nil && later.token != 0 {
 			return later.grant(r), nil
 		}
@@ -156,7 +163,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 			a, failing, retry, next = later, time.Time{}, 0, time.Now().Add(b.pause(later))
 			continue
 		}
-		w.late = true
+		w.late = w.late || !answered(err)
 		failing = cmp.Or(failing, time.Now())
 		if answered(err) || ctx.Err() != nil || b.open.Err() != nil || time.Since(failing) > r.TTL {
 			return g, err
@@ -203,7 +210,7 @@ func answered(err error) bool {
 // until the server responds or the queue has expired; after Close, it is tried once.
 type batch struct {
 	entries map[string]string // in the queue, by owner
-	last    map[string]bool   // owners whose requests were all answered: while this is sent, they needn't leave again
+	last    map[string]bool   // owners of whom no request is under way: while this is sent, they needn't leave again
 	began   time.Time
 	sent    bool
 	done    chan struct{}

@@ -188,6 +188,7 @@ const (
 	outside phase = iota // it doesn't wait
 	joining              // the queue, if the lock is held
 	queued               // perhaps: an earlier request joined
+	polling              // as queued; a reply means that no earlier request is under way
 )
 
 // poll runs the acquire script. A request that joins isn't repeated: it would be in the queue twice.
@@ -203,8 +204,11 @@ func (b *Backend) poll(ctx context.Context, r dlock.Request, p phase) (a answer,
 	case joining:
 		args = append(args, b.entryPrefix(r.TTL), b.o.Queue.Max)
 		c = redisscript.Once{UniversalClient: b.c}
-	case queued:
+	case queued, polling:
 		args = append(args, b.entryPrefix(r.TTL), b.o.Queue.Max, 1)
+		if p == polling {
+			c = redisscript.Once{UniversalClient: b.c}
+		}
 	}
 	a.at = time.Now()
 	reply, err := acquireScript.Run(ctx, c, b.names(r.Key), args...).Int64Slice()
@@ -221,7 +225,7 @@ func (b *Backend) poll(ctx context.Context, r dlock.Request, p phase) (a answer,
 		return a, fmt.Errorf("%w (redislock: %d)", dlock.ErrQueueFull, b.o.Queue.Max)
 	default:
 		a.token = uint64(reply[0])
-		if len(reply) == 2 || p == queued { // it was r.Owner's already, or a grant that has lapsed may still be announced
+		if len(reply) == 2 || p >= queued { // it was r.Owner's already, or a grant that has lapsed may still be announced
 			b.sub.take(r.Owner)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// subscriber has one subscription at a time.
+// subscriber notifies a Backend's waiters, over one subscription at a time.
 type subscriber struct {
 	b       *Backend
 	channel string

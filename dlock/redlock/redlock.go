@@ -17,8 +17,8 @@
 //     and only if it is greater than its counter, or equal and written by the same owner. If nodes are ahead, a higher
 //     number is tried.
 //
-// As long as no node forgets a counter that it has acknowledged, and whatever clocks, TTLs, crashes, and lost, late or duplicated
-// messages do,
+// As long as no node forgets a counter that it has acknowledged, whatever clocks and TTLs do, and despite crashes and lost, late or
+// duplicated messages,
 //
 //   - no two owners get the same token: two quorums share a node, and a node accepts no number from two owners;
 //   - a grant requested after another was answered has the greater token: phase one hears from a node that has accepted the

@@ -22,8 +22,8 @@
 //
 // # Requirements
 //
-// The requirements and the permissions are those of package s3store. In a versioned bucket each renewal makes a version: let
-// noncurrent ones expire.
+// The requirements and the permissions are those of package s3store; s3:DeleteObject is for [Open]. In a versioned bucket each
+// renewal makes a version: let noncurrent ones expire.
 package s3lock
 
 import (

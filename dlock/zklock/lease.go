@@ -357,7 +357,7 @@ func (b *Backend) watch(ctx context.Context, of watched) (*watch, error) {
 		w.ttl, _ = time.ParseDuration(string(r.data)) // a node without a TTL never expires
 	}
 	b.mu.Lock()
-	b.watches[of] = w // another one ends as this one does
+	b.watches[of] = w // may replace one set meanwhile, which ends when this one does
 	b.mu.Unlock()
 	go func() {
 		w.event = <-r.fired

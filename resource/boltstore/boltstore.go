@@ -55,7 +55,7 @@ type Store struct {
 	done   chan struct{}
 	closer func() error
 	most   uint64               // Options.MaxUnwritten
-	end    func(*bolt.Tx) error // except in tests
+	end    func(*bolt.Tx) error // (*bolt.Tx).Commit, except in tests
 	calls  calls.Calls
 
 	mu         sync.RWMutex
@@ -79,7 +79,7 @@ func open(path string, opts *Options, syncFile func(*bolt.DB) error, syncDir fun
 		opts = &Options{}
 	}
 	timeout := cmp.Or(opts.LockTimeout, time.Second)
-	path, err := filepath.Abs(path) // even after a Chdir
+	path, err := filepath.Abs(path) // checkFile looks there, even after a Chdir
 	if err != nil {
 		return nil, fmt.Errorf("boltstore: %w", err)
 	}
@@ -165,7 +165,7 @@ func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) 
 		}
 		return nil
 	})
-	if err == nil && !ready { // a file on a full disk must open
+	if err == nil && !ready { // write only if needed: a file on a full disk must open
 		err = db.Update(func(tx *bolt.Tx) error {
 			last = tx.ID()
 			_, err := tx.CreateBucket(bucket)

@@ -115,10 +115,10 @@ var (
 	errUnknown = errors.New("all calls fail until the file is opened again")
 )
 
-// commit replies after the commit only: a refusal too may depend on a write of its batch.
+// commit replies only after the commit: a refusal too may depend on a write of its batch.
 func (s *Store) commit(ops []*op) {
 	b := &batch{records: make(map[string]resource.Record, len(ops)), done: make(chan struct{})}
-	failed := s.failed
+	failed := s.failed // without s.mu: only this goroutine writes it
 	err := failed
 	if err == nil {
 		if err = s.apply(b, ops); !errors.Is(err, errUndone) {

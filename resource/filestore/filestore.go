@@ -53,7 +53,7 @@ func Open(path string) (*Store, error) {
 	if path == "" { // not the working directory, where all keys would be new
 		return nil, errors.New("filestore: the directory's path is empty")
 	}
-	path, err := filepath.Abs(path) // even after a Chdir
+	path, err := filepath.Abs(path) // checkDir looks there, even after a Chdir
 	if err != nil {
 		return nil, fmt.Errorf("filestore: %w", err)
 	}

@@ -141,7 +141,8 @@ func watch(ctx context.Context, s *store) {
 	}
 }
 
-// Call is a call on a key between Begin and End, readings of a clock that never shows a value twice. Only reads have Seq 0.
+// Call is a call on a key between Begin and End, readings of a clock that never shows a value twice. Reads have Seq 0,
+// writes don't.
 type Call struct {
 	Fence      resource.Fence
 	Value      []byte // of a write

@@ -53,7 +53,7 @@ func (f fence) String() string {
 //   - an entry appears twice, or although its write was refused;
 //   - the resource forgot a fence that it had accepted.
 //
-// Otherwise inconclusive, if any of these holds:
+// Otherwise inconclusive if any of these holds, and safe if none does:
 //   - the history is incomplete, covers several runs, undeclared keys or undeclared workers, or has unknown events;
 //   - a decision is not the resource's, or a fault or final value not the controller's;
 //   - a worker has failed or not ended;

@@ -46,9 +46,9 @@ func NewTurn(limit time.Duration) Turn {
 	return t
 }
 
-// Do calls f. If f exceeds its time limit, its context ends, the next caller gets twice the time, at most longest, until a
-// success resets the limit, and f is retried after the others. With one short limit, many callers could keep one another from a
-// slow server.
+// Do calls f. If f exceeds its time limit, its context ends, and f is retried after the other callers. The next caller gets twice
+// the time, at most longest, until a success resets the limit: with one short limit, many callers could keep one another from a slow
+// server.
 func (t Turn) Do(ctx context.Context, limit, longest time.Duration, f func(context.Context) error) error {
 	for {
 		var may time.Duration
