@@ -21,6 +21,7 @@ type serverType struct {
 	data  string // data directory in a container
 
 	program string   // of a local server
+	tool    string   // a program that its package may lack; PATH counts only with it
 	dirs    []string // patterns of directories that may have it, beside PATH
 	apt     string   // its Debian packages
 	brew    string   // its Homebrew formula
