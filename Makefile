@@ -12,11 +12,16 @@ $(foreach kv,$(shell cat testdata/images/images.env 2>/dev/null),$(eval export $
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# One that all need stands for all that aren't there, so that a machine without a network gets one error and not hundreds.
+# The modules of what is to be compiled, so that a machine without a network gets one error and not one a package.
 .PHONY: modules
+compiled = ./cmd/demo
+test: compiled = -test $(filter-out -%,$(PKG))
 modules:
-	@GOPROXY=off $(GO) list -deps ./cmd/demo >/dev/null 2>&1 || $(GO) mod download github.com/prometheus/client_golang || { \
-		echo "make: Go can't download modules; they come from GOPROXY=$$($(GO) env GOPROXY): is there a network?" >&2; exit 1; }
+	@command -v $(GO) >/dev/null || { echo "make: there is no $(GO) command; install Go from https://go.dev/dl" >&2; exit 1; }
+	@GOPROXY=off $(GO) list -deps $(compiled) 2>&1 >/dev/null | grep -q -E 'GOPROXY=off|^go: ' || exit 0; \
+	echo "make: downloading Go modules"; errors=$$($(GO) list -deps $(compiled) 2>&1 >/dev/null) || { \
+		printf '%s\n' "$$errors" | grep -v '^go: downloading' | head -n 1 >&2; \
+		echo "make: Go can't get modules; they come from GOPROXY=$$($(GO) env GOPROXY), and go to $$($(GO) env GOMODCACHE)" >&2; exit 1; }
 
 .PHONY: demo
 demo: modules ## Show a frozen lock holder corrupt data, and fencing refuse it (Linux; needs only Go)
@@ -28,7 +33,7 @@ setup: ## Get the servers that tests run against, as far as this machine allows 
 	@testdata/setup
 
 # What setup has chosen, unless the environment says otherwise.
-testbed = $(or $(FENCELAB_TESTBED),$(shell cat bin/testbed 2>/dev/null),auto)
+testbed = $(or $(filter-out auto,$(FENCELAB_TESTBED)),$(shell cat bin/testbed 2>/dev/null),auto)
 
 # Tests get a directory of their own for temporary files, which goes whatever becomes of them. The scenarios wait most of the
 # time; they come first, so that the other packages' tests have the cores meanwhile.
@@ -41,7 +46,7 @@ run-tests:
 	@echo "test: compiling and running $(PKG); servers: $(testbed)"
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir" || { sleep 2; rm -rf "$$dir"; }' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
-	$(GO) build -o "$$dir/suite" ./internal/suite || exit; \
+	$(GO) build -buildvcs=false -o "$$dir/suite" ./internal/suite || exit; \
 	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter on,$(RACE)),-race) -timeout 30m -parallel 4 $(TESTFLAGS) \
 		$(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG) & pid=$$!; \
 	trap 'wait $$pid; exit 130' INT; trap 'kill $$pid; wait $$pid; exit 143' TERM HUP; \
@@ -86,12 +91,12 @@ $(LINT):
 	@mv bin/golangci-lint $@
 
 # $(call build-server,NAME,PROGRAM=PACKAGE ...,HOW LONG) builds what the module testdata/servers/NAME pins, so that it
-# also runs in an image that holds nothing else. The last program stands for all, so it is built last.
+# also runs in an image that holds nothing else, and for root in another user's clone, where git refuses. The last program stands for all, so it is built last.
 define build-server
 @echo "servers: building $(1) from source, once; this takes $(3)"
 @mkdir -p bin
 @start=$$(date +%s) && cd testdata/servers/$(1) && for server in $(2); do \
-	CGO_ENABLED=0 GOFLAGS= $(GO) build -trimpath -ldflags='-s -w' -o "$(CURDIR)/bin/$${server%%=*}" "$${server#*=}" || exit; \
+	CGO_ENABLED=0 GOFLAGS= $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o "$(CURDIR)/bin/$${server%%=*}" "$${server#*=}" || exit; \
 done && echo "servers: built $(1) in $$(($$(date +%s) - start)) s"
 endef
 

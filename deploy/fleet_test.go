@@ -147,11 +147,15 @@ func composeOrSkip(t *testing.T) func(args ...string) (stdout string) {
 		return string(out), err
 	}
 	missing := ""
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
 	switch {
 	case command == nil:
 		missing = "there is neither docker compose nor docker-compose: sudo apt-get install docker-compose"
-	case exec.Command("docker", "version").Run() != nil:
+	case exec.CommandContext(ctx, "docker", "version").Run() != nil:
 		missing = "no Docker engine answers: sudo systemctl start docker"
+	case imagesEnv() != nil && exec.Command("sh", "-c", `docker image inspect $(sed -n 's/.*_IMAGE=//p' "$0")`, imagesEnv()[1]).Run() != nil:
+		missing = `the engine lacks images that testdata/images/images.env names: sudo env PATH="$PATH" make images builds them`
 	case imagesEnv() == nil:
 		if _, err := run("pull", "redis"); err != nil {
 			missing = fmt.Sprintf("images cannot be pulled: sudo env PATH=\"$PATH\" make images builds them: %v", err)

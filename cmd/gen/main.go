@@ -118,6 +118,9 @@ func (g *generator) run(ctx context.Context) (err error) {
 		if ctx.Err() != nil {
 			err = fmt.Errorf("interrupted: run it again to complete the set: %w", err)
 		}
+		if counts.Done() > 0 {
+			_, _ = fmt.Fprintf(g.stdout, "to remove them: %s\n", g.remove())
+		}
 		return fmt.Errorf("after %d locks: %w", counts.Done(), err)
 	}
 	took, held := time.Since(began), counts.Held.Load()

@@ -132,10 +132,13 @@ func TestInterrupted(t *testing.T) {
 	c := connect(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err := run(ctx, []string{"-lock", redisServer.URL, "-keys", "100000000"}, writer(func(string) error {
+	var out strings.Builder
+	err := run(ctx, []string{"-lock", redisServer.URL, "-keys", "100000000"}, writer(func(s string) error {
 		cancel()
+		out.WriteString(s)
 		return nil
 	}))
+	require.Contains(t, out.String(), "\nto remove them: redis-cli -u ")
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "run it again to complete the set")
 	require.NoError(t, c.FlushAll(t.Context()).Err())

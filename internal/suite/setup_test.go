@@ -4,9 +4,13 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -31,6 +35,7 @@ func newMachine(t *testing.T) machine {
 		require.NoError(t, os.MkdirAll(filepath.Join(m.root, "path"), 0o755))
 		require.NoError(t, os.Symlink(path, filepath.Join(m.root, "path", name)))
 	}
+	m.write("usr/sbin/x", "")
 	m.has("uname", "echo Linux")
 	m.has("id", "echo 1000")
 	m.has("make", `for a; do case $a in bin/*) mkdir -p bin; [ "$1" = -q ] && exit 1; echo "built $a" >>built; : >"$a"; chmod 755 "$a" ;; esac; done`)
@@ -41,6 +46,7 @@ func (m machine) write(name, text string) {
 	m.t.Helper()
 	path := filepath.Join(m.root, name)
 	require.NoError(m.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(m.t, os.RemoveAll(path)) // it may be a link to a program of this machine
 	require.NoError(m.t, os.WriteFile(path, []byte(text), 0o755))
 }
 
@@ -49,12 +55,16 @@ func (m machine) has(name, script string) {
 	m.write("path/"+name, "#!/bin/sh\n"+script+"\n")
 }
 
-// setup runs the script, and returns its output, exit status and provider of servers.
+func (m machine) command(env ...string) *exec.Cmd {
+	cmd := exec.CommandContext(m.t.Context(), filepath.Join(m.root, "testdata/setup"))
+	cmd.Env = append([]string{"PATH=" + filepath.Join(m.root, "path"), "SETUP_USR=" + filepath.Join(m.root, "usr")}, env...)
+	return cmd
+}
+
+// setup runs the script and returns its output, its exit status, and where servers are to come from.
 func (m machine) setup(env ...string) (said string, status int, testbed string) {
 	m.t.Helper()
-	cmd := exec.CommandContext(m.t.Context(), filepath.Join(m.root, "testdata/setup"))
-	cmd.Env = append([]string{"PATH=" + filepath.Join(m.root, "path"), "SETUP_USR=" + m.root}, env...)
-	out, err := cmd.CombinedOutput()
+	out, err := m.command(env...).CombinedOutput()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		status, err = exit.ExitCode(), nil
 	}
@@ -98,10 +108,12 @@ func TestSetupPackages(t *testing.T) {
 	require.Contains(t, said, "setup: ready: servers are local\n")
 	b, err := os.ReadFile(filepath.Join(m.root, "apt"))
 	require.NoError(t, err)
-	require.Equal(t, "-q update\n-qy --no-install-recommends -o DPkg::Lock::Timeout=300 install redis-server strace spin\n", string(b))
+	const options = "-o Acquire::Retries=1 -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30"
+	require.Equal(t, "-q "+options+" update\n"+
+		"-qy --no-install-recommends "+options+" -o DPkg::Lock::Timeout=300 install redis-server strace spin\n", string(b))
 
 	m.has("apt-get", `echo "E: Unable to locate package redis-server"; exit 100`)
-	m.has("make", `[ "$1" = -q ] && exit 1; echo "write bin/etcd: no space left on device"; exit 2`)
+	m.has("make", `[ "$1" = -q ] && exit 1; echo "write bin/etcd: no space left on device"; echo; echo "make: *** [Makefile:92: bin/etcd] Error 1"; exit 2`)
 	said, status, _ = m.setup()
 	require.Zero(t, status, said)
 	require.Contains(t, said, "setup: apt-get failed: E: Unable to locate package redis-server; see bin/setup.log\n")
@@ -115,12 +127,79 @@ func TestSetupSomePackages(t *testing.T) {
 	m.has("postgres", "")
 	m.has("sudo", `shift; exec "$@"`)
 	m.has("apt-get", `for p; do :; done
-		case "$*" in *update|*"strace spin"|*install\ spin) echo "E: no $p"; exit 100 ;; esac
+		case "$*" in *update|*"strace spin"|*=0\ spin) echo "E: no $p"; exit 100 ;; esac
 		printf '#!/bin/sh\n' >path/$p; chmod 755 path/$p`)
 	said, status, _ := m.setup()
 	require.Zero(t, status, said)
 	require.Contains(t, said, "setup: apt-get failed: E: no spin; see bin/setup.log\n")
 	require.Contains(t, said, "setup: going on without Spin, which comes with: sudo apt-get install spin\n")
+}
+
+// Each package is tried alone, and none waits for the lock again. Meanwhile progress is reported.
+func TestSetupSlowPackages(t *testing.T) {
+	m := newMachine(t)
+	m.has("redis-server", "")
+	m.has("zkServer.sh", "")
+	m.has("postgres", "")
+	m.has("sudo", `shift; exec "$@"`)
+	m.has("sleep", `if [ -e slept ]; then : >again; exit 1; fi; : >slept; until grep -q Get bin/setup.log || [ ! -e bin ]; do :; done`)
+	m.has("apt-get", `echo "Get:1 strace"; n=0; until [ -e again ] || [ $n = 500000 ]; do n=$((n+1)); done
+		echo "$@" >>apt; case "$*" in *install*) echo "E: Could not get lock"; exit 100 ;; esac`)
+	said, _, _ := m.setup()
+	require.Regexp(t, `setup: apt-get has been at work for \d+ s: Get:1 strace\n`, said)
+	require.Contains(t, said, "setup: apt-get failed: E: Could not get lock; see bin/setup.log\n")
+	b, err := os.ReadFile(filepath.Join(m.root, "apt"))
+	require.NoError(t, err)
+	require.Regexp(t, `Timeout=300 install strace spin\n.*install -o DPkg::Lock::Timeout=0 strace\n.*install -o DPkg::Lock::Timeout=0 spin\n$`, string(b))
+}
+
+// The file that keeps services from starting is removed, also one of a run that was killed. A user's stays.
+func TestSetupPolicy(t *testing.T) {
+	m := newMachine(t)
+	m.has("sudo", `shift; exec "$@"`)
+	policy := filepath.Join(m.root, "usr/sbin/policy-rc.d")
+	m.has("apt-get", "cp "+policy+" seen")
+	cp, err := exec.LookPath("cp")
+	require.NoError(t, err)
+	require.NoError(t, os.Symlink(cp, filepath.Join(m.root, "path/cp")))
+	for range 2 {
+		said, _, _ := m.setup()
+		require.Contains(t, said, "setup: "+policy+" keeps their services from starting meanwhile\n")
+		require.NoFileExists(t, policy)
+		b, err := os.ReadFile(filepath.Join(m.root, "seen"))
+		require.NoError(t, err)
+		require.Contains(t, string(b), "exit 101\n")
+		m.write("usr/sbin/policy-rc.d", string(b))
+	}
+	m.write("usr/sbin/policy-rc.d", "#!/bin/sh\nexit 104\n")
+	said, _, _ := m.setup()
+	require.NotContains(t, said, "keeps their services")
+	require.FileExists(t, policy)
+}
+
+// Ctrl-C ends it, also if the program under way exits as usual, as docker does.
+func TestSetupInterrupted(t *testing.T) {
+	m := newMachine(t)
+	sleep, err := exec.LookPath("sleep")
+	require.NoError(t, err)
+	m.has("docker", `case $1 in image) exit 1 ;; pull)
+		trap "exit 1" INT; : >pulling; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do `+sleep+` 0.5; done ;; esac`)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt) // children of a process that ignores it would, too
+	defer signal.Stop(signals)
+	cmd := m.command()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, cmd.Start())
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(m.root, "pulling"))
+		return err == nil
+	}, 30*time.Second, 10*time.Millisecond)
+	require.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGINT))
+	interrupted := time.Now()
+	exit, ok := errors.AsType[*exec.ExitError](cmd.Wait())
+	require.True(t, ok)
+	require.Equal(t, 130, exit.ExitCode())
+	require.Less(t, time.Since(interrupted), 4*time.Second, "the pull goes on")
 }
 
 func TestSetupRefuses(t *testing.T) {
@@ -141,21 +220,38 @@ func TestSetupImages(t *testing.T) {
 	m.has("docker", `case $1 in image) exit 1 ;; pull) echo "$3" >>pulled ;; esac`)
 	said, status, testbed := m.setup()
 	require.Zero(t, status, said)
-	require.Contains(t, said, "setup: pulling 2 images: etcd:2 redis:1\n")
+	require.Contains(t, said, "setup: pulling 3 images: etcd:2 redis:1 testcontainers/ryuk:")
 	require.Contains(t, said, "setup: ready: servers are containers\n")
 	require.Equal(t, "containers", testbed)
 	require.Empty(t, m.built())
 
-	// Images that were built here, and no timeout(1), which macOS lacks.
-	m.write("testdata/images/images.env", "")
+	// Images that were built here, and no timeout, which macOS lacks.
+	const env = "testdata/images/images.env"
+	m.write(env, "FENCELAB_REDIS_IMAGE=fencelab/redis:7\nFENCELAB_ETCD_IMAGE=fencelab/etcd:3\nTESTCONTAINERS_RYUK_DISABLED=true\n")
 	require.NoError(t, os.Remove(filepath.Join(m.root, "path/timeout")))
-	m.has("docker", `case $1 in image|pull) exit 1 ;; esac`)
+	m.has("docker", `case $* in "image inspect fencelab/redis:7 fencelab/etcd:3") ;; image*|pull*) exit 1 ;; esac`)
+	for _, provider := range []string{"auto", "containers"} {
+		said, status, testbed = m.setup("FENCELAB_TESTBED="+provider, "FENCELAB_STRICT=1")
+		require.Zero(t, status, said)
+		require.Contains(t, said, "setup: ready: servers are containers\n")
+		require.Equal(t, "containers", testbed)
+	}
+	// They may be gone.
+	m.has("docker", `case $1 in image) exit 1 ;; pull) echo "$3" >>pulled-too ;; esac`)
 	said, _, testbed = m.setup()
-	require.Contains(t, said, "setup: ready: servers are containers\n")
-	require.Equal(t, "containers", testbed)
-	require.NoError(t, os.Remove(filepath.Join(m.root, "testdata/images/images.env")))
-	m.has("docker", `case $1 in image) exit 1 ;; esac`)
-	said, _, _ = m.setup()
+	require.Contains(t, said, "setup: the Docker engine lacks images that testdata/images/images.env names: servers are local processes; "+
+		"sudo env PATH=\"$PATH\" make images builds them again, rm testdata/images/images.env has others pulled\n")
+	require.Equal(t, "local", testbed)
+	require.NoFileExists(t, filepath.Join(m.root, "pulled-too"))
+	said, status, _ = m.setup("FENCELAB_TESTBED=containers", "FENCELAB_STRICT=1")
+	require.Equal(t, 1, status)
+	require.Contains(t, said, "setup: going on without images: the Docker engine lacks images that testdata/images/images.env names; "+
+		"sudo env PATH=\"$PATH\" make images builds them\n")
+
+	require.NoError(t, os.Remove(filepath.Join(m.root, env)))
+	m.has("docker", `case $1 in image) exit 1 ;; pull) echo "$3" >>pulled-without ;; esac`)
+	said, _, _ = m.setup("TESTCONTAINERS_RYUK_DISABLED=true")
+	require.Contains(t, said, "setup: pulling 2 images: etcd:2 redis:1\n")
 	require.Contains(t, said, "setup: ready: servers are containers\n")
 
 	m.has("docker", `case $1 in image) exit 1 ;; pull) echo "no such host"; exit 1 ;; esac`)
@@ -169,6 +265,101 @@ func TestSetupImages(t *testing.T) {
 	m.has("docker", "exit 1")
 	said, _, _ = m.setup("FENCELAB_TESTBED=containers")
 	require.Contains(t, said, "setup: going on without containers: no Docker engine answers: docker version says why\n")
+}
+
+// An engine that hangs is none.
+func TestSetupHungEngine(t *testing.T) {
+	m := newMachine(t)
+	m.has("docker", "")
+	m.has("timeout", `shift; limit=$1; shift; case $* in docker\ version) [ "$limit" = 20 ] && exit 124 ;; esac; exec "$@"`)
+	said, _, testbed := m.setup()
+	require.Equal(t, "local", testbed, said)
+}
+
+// An etcd without etcdutl, as that of Debian 12, isn't used.
+func TestSetupEtcd(t *testing.T) {
+	m := newMachine(t)
+	m.has("etcd", "")
+	m.has("versitygw", "")
+	m.setup()
+	require.Equal(t, "built bin/etcd, built bin/minidyn", m.built())
+	m.has("etcdutl", "")
+	require.NoError(t, os.Remove(filepath.Join(m.root, "built")))
+	m.setup()
+	require.Equal(t, "built bin/minidyn", m.built())
+}
+
+// On macOS no Debian package is named, and Homebrew's PostgreSQL is found, which isn't in PATH.
+func TestSetupDarwin(t *testing.T) {
+	m := newMachine(t)
+	m.has("uname", "echo Darwin")
+	m.has("redis-server", "")
+	m.has("zkServer", "")
+	said, _, _ := m.setup()
+	require.Contains(t, said, "setup: going on without PostgreSQL: brew install postgresql@15\n")
+	for _, dir := range []string{"opt/homebrew/opt", "usr/local/opt"} {
+		postgres := dir + "/postgresql@15/bin/postgres"
+		m.write(postgres, "")
+		said, _, _ = m.setup("FENCELAB_STRICT=1")
+		require.Contains(t, said, "setup: ready: servers are local\n")
+		require.NoError(t, os.Remove(filepath.Join(m.root, postgres)))
+	}
+	m.has("docker", "")
+	said, _, _ = m.setup("FENCELAB_STRICT=1")
+	require.Contains(t, said, "setup: ready: servers are containers\n")
+	require.NotContains(t, said, "apt-get")
+}
+
+// makefile runs make in a directory for which set-up has chosen local servers, with a fake go.
+func makefile(t *testing.T, goScript string, args ...string) (string, error) {
+	t.Helper()
+	if _, err := exec.LookPath("make"); err != nil {
+		t.Skip("not applicable: there is no make")
+	}
+	m := machine{t, t.TempDir()}
+	b, err := os.ReadFile("../../Makefile")
+	require.NoError(t, err)
+	m.write("Makefile", string(b))
+	m.write("bin/testbed", "local\n")
+	m.has("go", goScript)
+	cmd := exec.CommandContext(t.Context(), "make", append([]string{"-C", m.root, "GO=" + filepath.Join(m.root, "path/go")}, args...)...)
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "MAKE") || strings.HasPrefix(e, "FENCELAB_") })
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// A test's modules that a demo hasn't downloaded are downloaded first, or missed in one sentence.
+func TestModules(t *testing.T) {
+	const lacks = `case $* in env*) echo there; exit ;; *" -test ./...") ;; *) exit ;; esac
+		[ "$GOPROXY" = off ] && { echo "a.go:1:2: module lookup disabled by GOPROXY=off" >&2; exit 1; }
+		echo "go: downloading a" >&2; `
+	out, err := makefile(t, lacks, "modules", "compiled=-test ./...")
+	require.NoError(t, err, out)
+	require.Equal(t, 1, strings.Count(out, "downloading"), out)
+	require.Contains(t, out, "make: downloading Go modules\n")
+	const offline = lacks + `echo "a.go:1:2: dial: no network" >&2; echo "b.go:1:2: dial: no network" >&2; exit 1`
+	out, err = makefile(t, offline, "test", "RACE=off")
+	require.Error(t, err)
+	require.Contains(t, out, "\na.go:1:2: dial: no network\nmake: Go can't get modules; they come from GOPROXY=there, and go to there\n")
+	require.NotContains(t, out, "b.go")
+	out, err = makefile(t, offline, "modules")
+	require.NoError(t, err, out)
+	out, err = makefile(t, "", "modules", "GO=no-such-go")
+	require.Error(t, err)
+	require.Contains(t, out, "make: there is no no-such-go command; install Go from https://go.dev/dl\n")
+}
+
+func TestMakeRuns(t *testing.T) {
+	for set, want := range map[string]string{"": "local", "auto": "local", "containers": "containers"} {
+		out, err := makefile(t, "", "-n", "run-tests", "FENCELAB_TESTBED="+set)
+		require.NoError(t, err, out)
+		require.Contains(t, out, "servers: "+want+"\"", "%q", set)
+	}
+	// Root may use another user's clone, in which git refuses to answer go build.
+	out, err := makefile(t, "", "-n", "run-tests", "bin/minidyn")
+	require.NoError(t, err, out)
+	require.Equal(t, 2, strings.Count(out, "go build "), out)
+	require.Equal(t, 2, strings.Count(out, " -buildvcs=false "), out)
 }
 
 func TestSetupOff(t *testing.T) {

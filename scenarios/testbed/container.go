@@ -264,6 +264,11 @@ func (c *container) pull(ctx context.Context, image string) error {
 	if _, err := c.docker.ImageInspect(ctx, image); !cerrdefs.IsNotFound(err) {
 		return err
 	}
+	const get = `sudo env PATH="$PATH" make images`
+	missing := func(err error) error { return &MissingError{c.group.title + " image", get, err} }
+	if strings.HasPrefix(image, "fencelab/") { // a registry's would be somebody else's
+		return missing(fmt.Errorf("the engine lacks the image %s: %s", image, get))
+	}
 	_, _ = fmt.Fprintf(c.progress, "testbed: pulling the image %s\n", image)
 	pullCtx, cancel := context.WithTimeout(ctx, pullTimeout)
 	defer cancel()
@@ -274,9 +279,8 @@ func (c *container) pull(ctx context.Context, image string) error {
 	if _, inspectErr := c.docker.ImageInspect(ctx, image); !cerrdefs.IsNotFound(inspectErr) {
 		return inspectErr
 	}
-	err = fmt.Errorf("cannot pull the image %s: %w\n    where no registry is reachable: sudo env PATH=\"$PATH\" make images (make test and make demo then use "+
-		"what it built), or set %s to an image you have and TESTCONTAINERS_RYUK_DISABLED=true", image, err, c.group.env("IMAGE"))
-	return &MissingError{c.group.title + " image", `sudo env PATH="$PATH" make images`, err}
+	return missing(fmt.Errorf("cannot pull the image %s: %w\n    where no registry is reachable: %s (make test and make demo then use "+
+		"what it built), or set %s to an image you have and TESTCONTAINERS_RYUK_DISABLED=true", image, err, get, c.group.env("IMAGE")))
 }
 
 // run creates a container, uninterrupted, publishes the clients' port, and returns before the server is ready.

@@ -13,7 +13,7 @@ import (
 
 var etcd = serverType{
 	name: "etcd", title: "etcd", image: "quay.io/coreos/etcd:v3.6.16", ports: []int{2379, 2380}, data: "/var/lib/etcd",
-	program: "etcd", module: "etcd",
+	program: "etcd", module: "etcd", tool: "etcdutl", // which Debian 12's package, of another version, lacks
 	url:     "http://%s",
 	linked:  true,
 	command: etcdCommand,

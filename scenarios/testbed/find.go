@@ -89,7 +89,8 @@ func (t *serverType) find(program string) (string, error) {
 		}
 		return path, err
 	}
-	if path, err := findProgram(program); err == nil {
+	path, err := findProgram(program)
+	if _, toolErr := findProgram(cmp.Or(t.tool, program)); err == nil && toolErr == nil {
 		return path, nil
 	}
 	for _, dir := range t.dirs {

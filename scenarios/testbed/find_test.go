@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/testcontainers/testcontainers-go"
 
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -73,6 +75,40 @@ func TestNeed(t *testing.T) {
 	require.Contains(t, end(err), "failed: testbed: no Redis: tried every way")
 	_, err = testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Auto, AllowEmbedded: true})
 	require.Contains(t, end(err), "failed: testbed: no Redis: tried every way", "an imitation doesn't do")
+}
+
+// An etcd without etcdutl isn't used.
+func TestNeedTool(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	t.Setenv("FENCELAB_ETCD_SERVER", "")
+	t.Setenv(testbed.EnvStrict, "")
+	t.Chdir("/")
+	dies := []byte("#!/bin/sh\necho 'out of luck' >&2\nexit 3\n")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "etcd"), dies, 0o755))
+	_, err := testbed.StartEtcd(t.Context(), 1, &testbed.Options{Provider: testbed.Local})
+	require.Equal(t, "skipped: no etcd here: make bin/etcd", end(err))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "etcdutl"), dies, 0o755))
+	_, err = testbed.StartEtcd(t.Context(), 1, &testbed.Options{Provider: testbed.Local})
+	require.ErrorContains(t, err, "out of luck")
+}
+
+// A registry isn't asked for an image that is built here.
+func TestNeedBuiltImage(t *testing.T) {
+	requireDocker(t, "redis")
+	t.Setenv(testbed.EnvStrict, "")
+	t.Setenv("FENCELAB_REDIS_IMAGE", "fencelab/redis:none")
+	var progress strings.Builder
+	_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Containers, Progress: &progress})
+	require.Equal(t, `skipped: no Redis image here: sudo env PATH="$PATH" make images`, end(err))
+	require.NotContains(t, progress.String(), "pulling")
+}
+
+// testdata/setup pulls the image that testcontainers-go starts beside the first server.
+func TestSetupReaper(t *testing.T) {
+	b, err := os.ReadFile("../../testdata/setup")
+	require.NoError(t, err)
+	require.Contains(t, string(b), "\nreaper="+testcontainers.ReaperDefaultImage+" ") //nolint:staticcheck // its other name is internal
 }
 
 func TestNeedFails(t *testing.T) {

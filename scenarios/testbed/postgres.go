@@ -17,7 +17,8 @@ import (
 
 var postgres = serverType{
 	name: "postgres", title: "PostgreSQL", image: "postgres:15.10-bookworm", ports: []int{5432}, data: "/var/lib/postgresql/data",
-	program: "postgres", dirs: []string{"/usr/lib/postgresql/*/bin"}, apt: "postgresql", brew: "postgresql@15",
+	program: "postgres", apt: "postgresql", brew: "postgresql@15", // whose programs Homebrew doesn't link
+	dirs:    []string{"/usr/lib/postgresql/*/bin", "/opt/homebrew/opt/postgresql@15/bin", "/usr/local/opt/postgresql@15/bin"},
 	url:     "postgres://postgres@%s/postgres?sslmode=disable",
 	schemes: []string{"postgres", "postgresql"},
 	command: postgresCommand,

@@ -21,10 +21,11 @@ type serverType struct {
 	data  string // data directory in a container
 
 	program string   // of a local server
-	dirs    []string // patterns of directories that may have it, besides PATH
-	apt     string   // Debian packages
-	brew    string   // Homebrew formula
-	module  string   // in testdata/servers, from which make builds it in bin
+	tool    string   // a program that its package may lack; PATH counts only with it
+	dirs    []string // patterns of directories that may have it, beside PATH
+	apt     string   // its Debian packages
+	brew    string   // its Homebrew formula
+	module  string   // its module in testdata/servers, from which make builds it in bin
 
 	url     string   // format of Server.URL, given host:port
 	schemes []string // allowed in FENCELAB_*_ADDR; none: host:port only
