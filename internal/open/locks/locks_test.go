@@ -2,8 +2,11 @@ package locks_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
@@ -121,6 +124,27 @@ func TestS3URL(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, store.Write(t.Context(), "acme", resource.NewFence(g.Fence, 1), []byte("value")))
 	require.NoError(t, b.Release(t.Context(), g))
+}
+
+// Amazon's servers aren't probed; TestSlowS3 has a server that is.
+func TestS3AtAmazon(t *testing.T) {
+	var requests []string
+	s := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		requests = append(requests, r.Method+" "+r.Host+r.URL.Path)
+	}))
+	defer s.Close()
+	usual := http.DefaultTransport
+	http.DefaultTransport = &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	defer func() { http.DefaultTransport = usual }()
+	b, err := locks.Open(t.Context(), locks.Spec{
+		Lock: locks.S3, Addrs: []string{"s3://id:secret@bucket?region=eu-north-1"},
+		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, s.Listener.Addr().String())
+		},
+	})
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+	require.Equal(t, []string{"HEAD bucket.s3.eu-north-1.amazonaws.com/"}, requests)
 }
 
 // A majority of a Redlock's nodes answers for it, and nodes that are silent keep nobody waiting, wherever they are in the list.
