@@ -39,8 +39,8 @@ one that the command makes for itself, as timeout and setsid do. What is left of
 when the command or fencelab ends, even by kill -9, is killed.
 
 Exit codes: the command's; 128+N if signal N ended it, or the wait; 75 (-held-code)
-if another holds the lock; 124 if the lease was lost; 125 if fencelab failed;
-126 and 127 if the command can't be run or doesn't exist.`,
+if another holds the lock; 124 if the lease was lost, or a process can't be killed;
+125 if fencelab failed; 126 and 127 if the command can't be run or doesn't exist.`,
 	Examples: `
   fencelab exec -lock redis://127.0.0.1:6379 -key nightly -n -- ./backup.sh --all
   FENCELAB_LOCK=postgres://app:secret@db/app fencelab exec -key nightly -wait 10s -- ./job.sh   # ps doesn't show it`,
@@ -182,7 +182,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	switch failed := h.Release(ctx); {
 	case failed == nil, errors.Is(err, dlock.ErrLost):
 	case errors.Is(failed, dlock.ErrLost):
-		return exit(exitLost, fmt.Errorf("the command has ended, but may have overlapped with another holder's: %w", failed))
+		return exit(exitLost, fmt.Errorf("the command has ended with exit code %d, but may have overlapped with another holder's: %w", exitCode(err), failed))
 	default:
 		o.Logger.Warn("the lock could not be released; it is free when its lease ends", "err", failed)
 	}
@@ -228,7 +228,7 @@ func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait ti
 }
 
 // errStillRuns: the command has other privileges, for one.
-var errStillRuns = errors.New("it can't be killed and is still running")
+var errStillRuns = errors.New("a process can't be killed and is still running")
 
 // runUnder runs cmd under a lease, from begin on. The error has the exit code of a command that failed.
 func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.Duration, begin func() error) (err error) {
@@ -239,7 +239,11 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.
 	if err != nil {
 		return fmt.Errorf("can't guard the command's process group: %w", err)
 	}
-	defer g.end()
+	defer func() {
+		if left := g.end(); left != nil && !errors.Is(err, errStillRuns) {
+			err = exit(exitLost, fmt.Errorf("the command has ended with exit code %d, but %w; the lock is free when its lease ends", exitCode(err), left))
+		}
+	}()
 	if err := begin(); err != nil {
 		return err
 	}
@@ -255,18 +259,29 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.
 		return exit(cannotRun(err), err)
 	}
 	g.watch(c.PID)
-	if err := supervise(h, c.Exited(), g.signal, caught, maxHold); err != nil { //nolint:contextcheck // the handle's
-		return exit(exitLost, fmt.Errorf("the command was stopped: %w", err))
+	lost := supervise(h, c.Exited(), g.signal, caught, maxHold) //nolint:contextcheck // the handle's
+	if errors.Is(lost, errStillRuns) {
+		return exit(exitLost, fmt.Errorf("the command was stopped: %w", lost))
 	}
 	err = c.Wait()
-	failed, ok := errors.AsType[*exec.ExitError](err)
-	if !ok {
-		return err
+	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+		err = exit(failed.ExitCode(), nil)
+		if ws := failed.Sys().(syscall.WaitStatus); ws.Signaled() {
+			err = exit(exitSignal+int(ws.Signal()), nil)
+		}
 	}
-	if ws := failed.Sys().(syscall.WaitStatus); ws.Signaled() {
-		return exit(exitSignal+int(ws.Signal()), nil)
+	if lost != nil {
+		return exit(exitLost, fmt.Errorf("the command was stopped, with exit code %d: %w", exitCode(err), lost))
 	}
-	return exit(failed.ExitCode(), nil)
+	return err
+}
+
+// exitCode is the command's, in runUnder's error or nil.
+func exitCode(err error) int {
+	if e, ok := errors.AsType[*cli.ExitError](err); ok {
+		return e.Code
+	}
+	return 0
 }
 
 func cannotRun(err error) (code int) {
@@ -333,8 +348,7 @@ func startGuard() (*guard, error) {
 	}
 	g.in = in
 	if _, err := ready.Read(make([]byte, 1)); err != nil {
-		g.end()
-		return nil, err
+		return nil, errors.Join(err, g.end())
 	}
 	return g, nil
 }
@@ -357,15 +371,25 @@ func (g *guard) signal(s syscall.Signal) {
 	}
 }
 
-// end kills the groups and waits until they are gone, or for a second: the next holder must not meet their last write.
-func (g *guard) end() {
+// end kills the groups and waits until they are gone, or for a second: the next holder must not meet their last write. It returns
+// errStillRuns if it has waited in vain.
+func (g *guard) end() error {
 	g.signal(syscall.SIGKILL)
 	_ = g.Wait()
-	left := func(group int) bool {
+	exists := func(group int) bool {
+		if group == 0 {
+			return false
+		}
 		_, _ = syscall.Wait4(-group, nil, syscall.WNOHANG, nil) // in a container, as pid 1, this process has inherited them
 		return !errors.Is(syscall.Kill(-group, 0), syscall.ESRCH)
 	}
-	for began := time.Now(); time.Since(began) < time.Second && (left(g.Process.Pid) || g.command > 0 && left(g.command)); {
-		<-time.After(time.Millisecond) // nothing tells when a group is gone
+	for began := time.Now(); exists(g.Process.Pid) || exists(g.command); <-time.After(time.Millisecond) { // nothing tells when a group is gone
+		if time.Since(began) > time.Second {
+			if proc.Alive(g.Process.Pid) || g.command > 0 && proc.Alive(g.command) {
+				return errStillRuns
+			}
+			return nil
+		}
 	}
+	return nil
 }
