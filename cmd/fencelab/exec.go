@@ -230,9 +230,20 @@ func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait ti
 // errStillRuns: the command has other privileges, for one.
 var errStillRuns = errors.New("a process can't be killed and is still running")
 
+// confirm renews a lease, as one that was handed over can be short. One that is long enough needs no answer: it is renewed again.
+func confirm(ctx context.Context, h *dlock.Handle) error {
+	ctx, cancel := context.WithTimeout(ctx, h.TTL()/4)
+	defer cancel()
+	err := h.Renew(ctx)
+	if errors.Is(err, dlock.ErrMaxHold) || !errors.Is(err, dlock.ErrLost) && time.Until(h.Until()) > h.TTL()/2 {
+		return nil
+	}
+	return err
+}
+
 // runUnder runs cmd under a lease, from begin on. The error has the exit code of a command that failed.
 func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.Duration, begin func() error) (err error) {
-	if err := h.Renew(ctx); err != nil && !errors.Is(err, dlock.ErrMaxHold) { // one that was handed over can be short
+	if err := confirm(ctx, h); err != nil {
 		return err
 	}
 	g, err := startGuard()
