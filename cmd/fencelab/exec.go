@@ -110,6 +110,11 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := execCommand.Parse(&flags, args, stdout); err != nil {
 		return err
 	}
+	if envN, envWait := os.Getenv("FENCELAB_N") != "", os.Getenv("FENCELAB_WAIT") != ""; *try && *wait > 0 && envN != envWait { // the flag wins
+		if *try = envWait; *try {
+			*wait = 0
+		}
+	}
 	switch {
 	case *url == "":
 		return errors.New("want -lock URL, or FENCELAB_LOCK in the environment: " + locks.URLs)
