@@ -36,6 +36,8 @@ var errNotANumber = errors.New("is not a number")
 // locks don't read the floor from another node.
 type counter struct{ *redis.Client }
 
+func (c counter) where(key string) string { return "fence:{" + key + "} or fence-floor" }
+
 func (c counter) Read(ctx context.Context, key string) (resource.Record, error) {
 	n, err := c.number(ctx, "fence:{"+key+"}", "set the lock's counter: 'fencelab fence set -counter -force URL KEY TOKEN'")
 	if errors.Is(err, redis.Nil) {
@@ -77,17 +79,16 @@ func (c counter) set(ctx context.Context, key string, token uint64, lower bool) 
 // row is the counter of a pglock in its default table.
 type row struct{ *pgx.Conn }
 
-func openRow(ctx context.Context, url string) (fence, error) {
+func openRow(ctx context.Context, url string) (row, error) {
 	config, err := pgxpool.ParseConfig(url) // as the lock does: the URL may have a pool's parameters
-	if err != nil {                         // it may quote a password
-		return nil, errors.New("the PostgreSQL address is not a postgres:// URL, as in postgres://user@host:5432/db")
+	if err != nil {                         // which may quote a password
+		return row{}, errors.New("the PostgreSQL address is not a postgres:// URL, as in postgres://user@host:5432/db")
 	}
 	c, err := pgx.ConnectConfig(ctx, config.ConnConfig)
-	if err != nil {
-		return nil, err
-	}
-	return row{c}, nil
+	return row{c}, err
 }
+
+func (r row) where(string) string { return "the table fencelab_lock" }
 
 func (r row) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -113,10 +114,10 @@ func (r row) set(ctx context.Context, key string, token uint64, lower bool) erro
 
 type object struct{ onaws.Bucket }
 
-func openObject(at string) (fence, error) {
+func openObject(at string) (object, error) {
 	u, err := url.Parse(at)
-	if err != nil { // it would quote a secret
-		return nil, errors.New("the s3 address is not a URL")
+	if err != nil { // which would quote a secret
+		return object{}, errors.New("the s3 address is not a URL")
 	}
 	config, err := onaws.Config(u, &http.Client{})
 	return object{onaws.OpenBucket(u, config)}, err
@@ -128,6 +129,8 @@ func (o object) Read(ctx context.Context, key string) (resource.Record, error) {
 	h, _, err := o.get(ctx, key)
 	return last(h.Fence), err
 }
+
+func (o object) where(key string) string { return "the object " + o.Name + "/" + *o.name(key) }
 
 func (o object) name(key string) *string { return aws.String(o.Prefix + "lock/" + s3object.Name(key)) }
 

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
@@ -34,13 +36,14 @@ If the lease can't be renewed, the command gets SIGTERM a sixth of -ttl before t
 lease ends, and SIGKILL a thirtieth before; if the lock service takes the lease away,
 SIGKILL at once. A frozen machine misses these timers: the token protects the data.
 
-Signals go to the command's process group, which can't read from a terminal, and to
-one that the command makes for itself, as timeout and setsid do. What is left of them
-when the command or fencelab ends, even by kill -9, is killed.
+Signals go to the command's process group and to one that the command makes for
+itself, as timeout and setsid do. What is left of them when the command or fencelab
+ends, even by kill -9, is killed. The command can read from the terminal only if a
+shell's prompt has started fencelab, without redirection.
 
 Exit codes: the command's; 128+N if signal N ended it, or the wait; 75 (-held-code)
-if another holds the lock; 124 if the lease was lost; 125 if fencelab failed;
-126 and 127 if the command can't be run or doesn't exist.`,
+if another holds the lock; 124 if the lease was lost, or a process can't be killed;
+125 if fencelab failed; 126 and 127 if the command can't be run or doesn't exist.`,
 	Examples: `
   fencelab exec -lock redis://127.0.0.1:6379 -key nightly -n -- ./backup.sh --all
   FENCELAB_LOCK=postgres://app:secret@db/app fencelab exec -key nightly -wait 10s -- ./job.sh   # ps doesn't show it`,
@@ -110,6 +113,11 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := execCommand.Parse(&flags, args, stdout); err != nil {
 		return err
 	}
+	if envN, envWait := os.Getenv("FENCELAB_N") != "", os.Getenv("FENCELAB_WAIT") != ""; *try && *wait > 0 && envN != envWait { // the flag wins
+		if *try = envWait; *try {
+			*wait = 0
+		}
+	}
 	switch {
 	case *url == "":
 		return errors.New("want -lock URL, or FENCELAB_LOCK in the environment: " + locks.URLs)
@@ -138,8 +146,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if _, err := dlock.New(struct{ dlock.Backend }{}, &o); err != nil { // before connecting
 		return err
 	}
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGTSTP) // Ctrl-Z would stop only the renewals
-	signal.Ignore(syscall.SIGTTIN, syscall.SIGTTOU)         // in the command too: stopped, it would keep the lock
+	signal.Ignore(syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU) // in the command too: stopped, it would keep the lock
 
 	ctx, begin := untilSignal(context.WithoutCancel(ctx), caught)
 	defer func() {
@@ -182,7 +189,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	switch failed := h.Release(ctx); {
 	case failed == nil, errors.Is(err, dlock.ErrLost):
 	case errors.Is(failed, dlock.ErrLost):
-		return exit(exitLost, fmt.Errorf("the command has ended, but may have overlapped with another holder's: %w", failed))
+		return exit(exitLost, fmt.Errorf("the command has ended with exit code %d, but may have overlapped with another holder's: %w", exitCode(err), failed))
 	default:
 		o.Logger.Warn("the lock could not be released; it is free when its lease ends", "err", failed)
 	}
@@ -228,18 +235,33 @@ func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait ti
 }
 
 // errStillRuns can mean that the command has other privileges.
-var errStillRuns = errors.New("it can't be killed and is still running")
+var errStillRuns = errors.New("a process can't be killed and is still running")
+
+// confirm renews a lease, as one that was handed over can be short. One that is long enough needs no answer: it is renewed again.
+func confirm(ctx context.Context, h *dlock.Handle) error {
+	ctx, cancel := context.WithTimeout(ctx, h.TTL()/4)
+	defer cancel()
+	err := h.Renew(ctx)
+	if errors.Is(err, dlock.ErrMaxHold) || !errors.Is(err, dlock.ErrLost) && time.Until(h.Until()) > h.TTL()/2 {
+		return nil
+	}
+	return err
+}
 
 // runUnder calls begin and runs cmd under a lease. The error has a failed command's exit code.
 func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.Duration, begin func() error) (err error) {
-	if err := h.Renew(ctx); err != nil && !errors.Is(err, dlock.ErrMaxHold) { // a lease that was handed over can be short
+	if err := confirm(ctx, h); err != nil {
 		return err
 	}
 	g, err := startGuard()
 	if err != nil {
 		return fmt.Errorf("can't guard the command's process group: %w", err)
 	}
-	defer g.end()
+	defer func() {
+		if left := g.end(); left != nil && !errors.Is(err, errStillRuns) {
+			err = exit(exitLost, fmt.Errorf("the command has ended with exit code %d, but %w; the lock is free when its lease ends", exitCode(err), left))
+		}
+	}()
 	if err := begin(); err != nil {
 		return err
 	}
@@ -250,23 +272,49 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.
 	cmd.Env = append(os.Environ(), "FENCE_KEY="+h.Key(), "FENCE_TOKEN="+strconv.FormatUint(token, 10), "FENCE_SEQ="+strconv.FormatUint(seq, 10))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pgid: g.Process.Pid}
+	defer foreground(g.Process.Pid)()
 	c, err := proc.Start(cmd)
 	if err != nil {
 		return exit(cannotRun(err), err)
 	}
 	g.watch(c.PID)
-	if err := supervise(h, c.Exited(), g.signal, caught, maxHold); err != nil { //nolint:contextcheck // the handle's
-		return exit(exitLost, fmt.Errorf("the command was stopped: %w", err))
+	lost := supervise(h, c.Exited(), g.signal, caught, maxHold) //nolint:contextcheck // the handle's
+	if errors.Is(lost, errStillRuns) {
+		return exit(exitLost, fmt.Errorf("the command was stopped: %w", lost))
 	}
 	err = c.Wait()
-	failed, ok := errors.AsType[*exec.ExitError](err)
-	if !ok {
-		return err
+	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+		err = exit(failed.ExitCode(), nil)
+		if ws := failed.Sys().(syscall.WaitStatus); ws.Signaled() {
+			err = exit(exitSignal+int(ws.Signal()), nil)
+		}
 	}
-	if ws := failed.Sys().(syscall.WaitStatus); ws.Signaled() {
-		return exit(exitSignal+int(ws.Signal()), nil)
+	if lost != nil {
+		return exit(exitLost, fmt.Errorf("the command was stopped, with exit code %d: %w", exitCode(err), lost))
 	}
-	return exit(failed.ExitCode(), nil)
+	return err
+}
+
+// exitCode is the command's, in runUnder's error or nil.
+func exitCode(err error) int {
+	if e, ok := errors.AsType[*cli.ExitError](err); ok {
+		return e.Code
+	}
+	return 0
+}
+
+// foreground lets a process group read from the terminal, until the function that it returns is called. Only if a shell has started
+// this process alone, from its prompt: Ctrl-C wouldn't reach a script, nor a pager get keys.
+func foreground(group int) (back func()) {
+	own := os.Getpid()
+	for _, fd := range []int{syscall.Stdin, syscall.Stdout} {
+		if has, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); err != nil || has != own {
+			return func() {}
+		}
+	}
+	set := func(group int) { _ = unix.IoctlSetPointerInt(syscall.Stdin, unix.TIOCSPGRP, group) }
+	set(group)
+	return func() { set(own) }
 }
 
 func cannotRun(err error) (code int) {
@@ -333,8 +381,7 @@ func startGuard() (*guard, error) {
 	}
 	g.in = in
 	if _, err := ready.Read(make([]byte, 1)); err != nil {
-		g.end()
-		return nil, err
+		return nil, errors.Join(err, g.end())
 	}
 	return g, nil
 }
@@ -357,15 +404,25 @@ func (g *guard) signal(s syscall.Signal) {
 	}
 }
 
-// end kills the groups and waits up to a second until they are gone: their last write must not overlap with the next holder.
-func (g *guard) end() {
+// end kills the groups and waits up to a second until they are gone: their last write must not overlap with the next holder. It
+// returns errStillRuns if one isn't.
+func (g *guard) end() error {
 	g.signal(syscall.SIGKILL)
 	_ = g.Wait()
-	left := func(group int) bool {
+	exists := func(group int) bool {
+		if group == 0 {
+			return false
+		}
 		_, _ = syscall.Wait4(-group, nil, syscall.WNOHANG, nil) // as pid 1 of a container, this process has inherited them
 		return !errors.Is(syscall.Kill(-group, 0), syscall.ESRCH)
 	}
-	for began := time.Now(); time.Since(began) < time.Second && (left(g.Process.Pid) || g.command > 0 && left(g.command)); {
-		<-time.After(time.Millisecond) // nothing notifies of a group's end
+	for began := time.Now(); exists(g.Process.Pid) || exists(g.command); <-time.After(time.Millisecond) { // nothing notifies of a group's end
+		if time.Since(began) > time.Second {
+			if proc.Alive(g.Process.Pid) || g.command > 0 && proc.Alive(g.command) {
+				return errStillRuns
+			}
+			return nil
+		}
 	}
+	return nil
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
+// renewing renews a lease a few times, then returns an error or, without one, is silent.
 type renewing struct {
 	dlock.Backend
 	left int
@@ -32,10 +33,14 @@ type renewing struct {
 }
 
 func (r *renewing) Renew(ctx context.Context, g dlock.Grant) error {
-	if r.left--; r.left < 0 {
-		return r.err
+	if r.left--; r.left >= 0 {
+		return r.Backend.Renew(ctx, g)
 	}
-	return r.Backend.Renew(ctx, g)
+	if r.err == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return r.err
 }
 
 // supervise gives up a command that survives SIGKILL, such as one with other privileges.
@@ -99,7 +104,44 @@ func TestSupervise(t *testing.T) {
 	}
 }
 
-// If the lease ends while the guard starts, no command was stopped.
+// handed is a lock service that hands a lease over for a third of its TTL.
+type handed struct{ *renewing }
+
+func (h handed) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	g, err := h.renewing.Acquire(ctx, r)
+	g.Provisional = r.TTL / 3
+	return g, err
+}
+
+// A command runs though the first renewal fails, unless its lease is short or lost. In virtual time.
+func TestConfirm(t *testing.T) {
+	refused := errors.New("overloaded")
+	for _, c := range []struct {
+		backend dlock.Backend
+		took    time.Duration
+		want    error
+	}{
+		{&renewing{memlock.New(), 0, refused}, 0, nil},
+		{&renewing{memlock.New(), 0, nil}, 30 * time.Second / 4, nil},
+		{&renewing{memlock.New(), 0, dlock.ErrLost}, 0, dlock.ErrLost},
+		{handed{&renewing{memlock.New(), 1, refused}}, 0, nil},
+		{handed{&renewing{memlock.New(), 0, refused}}, 0, refused},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l, err := dlock.New(c.backend, &dlock.Options{TTL: 30 * time.Second})
+			require.NoError(t, err)
+			h, err := l.Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			began := time.Now()
+			require.ErrorIs(t, confirm(t.Context(), h), c.want)
+			require.Equal(t, c.took, time.Since(began))
+			_ = h.Release(t.Context())
+			require.NoError(t, l.Close())
+		})
+	}
+}
+
+// A lease that ends while the guard starts was not lost by a command: there was none.
 func TestOverBeforeTheCommand(t *testing.T) {
 	o := &dlock.Options{TTL: 2 * time.Millisecond, Renew: dlock.Renew{Every: time.Millisecond, MaxHold: 1}}
 	l, err := dlock.New(memlock.New(), o)

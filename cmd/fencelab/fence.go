@@ -89,7 +89,9 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	switch {
 	case err != nil:
 	case *isCounter && old.Token == 0 && !force:
-		if err = errors.New("there is none: the lock has never been granted, or its tokens are lost"); set {
+		err = fmt.Errorf("there is none in %s: the lock has never been granted, its tokens are lost, or it has another prefix or table, "+
+			"where this command doesn't look", f.(interface{ where(key string) string }).where(args[1]))
+		if set {
 			err = fmt.Errorf("%w; add -force to create it", err)
 		}
 	case !set:

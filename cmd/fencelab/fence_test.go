@@ -53,7 +53,7 @@ func TestCounters(t *testing.T) {
 				}
 				require.Contains(t, out, want)
 			}
-			says("there is none", "show", "-counter", url, "a/b")
+			says("there is none in the "+map[string]string{locks.Postgres: "table fencelab_lock", locks.S3: "object locks/lock/a!2Fb"}[lock]+": ", "show", "-counter", url, "a/b")
 			g := take("a/b", "x", 1)
 			says(`the last token of the lock "a/b" is 1`, "show", "-counter", url, "a/b")
 			says("was 1 and is 11", "set", "-counter", url, "a/b", "10")

@@ -47,6 +47,12 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		RequireExplicitExec: true,
+		Condition: func(cond string) (bool, error) {
+			if cond != "root" {
+				return false, fmt.Errorf("unknown condition %q", cond)
+			}
+			return os.Getuid() == 0, nil
+		},
 		Setup: func(e *testscript.Env) error {
 			s := testmain.Serve(e.T().(testing.TB), testbed.StartRedis, &testbed.Options{AllowEmbedded: true})
 			link, err := faults.NewLink(s.Addr)

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,8 +14,9 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/hashicorp/consul/api"
-	"github.com/jackc/pgx/v5"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -22,6 +24,7 @@ import (
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/internal/s3object"
 	"github.com/fencelab/fencelab/resource"
 )
 
@@ -30,7 +33,7 @@ var probeCommand = cli.Command{
 	About: `
 Says whether a lock service or a store can fence, one line per check: ok, warning or
 bad. It writes to stores at http://, dynamodb:// and s3:// only: a record with the
-key fencelab-probe, or an object that it deletes.
+key fencelab-probe, or objects that it deletes.
 
 Exit codes: 0 nothing is bad; 1 something is bad; 2 wrong arguments.`,
 	Examples: `
@@ -53,7 +56,12 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 		locks.Redis: p.redis, locks.Redlock: p.redis, locks.Postgres: p.postgres,
 		locks.Etcd: p.etcd, locks.Consul: p.consul, locks.ZooKeeper: p.zooKeeper,
 	}[spec.Lock]
-	if errors.Is(err, locks.ErrScheme) || spec.Lock == locks.S3 {
+	switch {
+	case spec.Lock == locks.S3:
+		var o object
+		o, err = openObject(args[0])
+		check = func(ctx context.Context, _ string) error { return p.s3(ctx, o) }
+	case errors.Is(err, locks.ErrScheme):
 		var s *stores.Store
 		if s, err = stores.Open(ctx, args[0], stores.Options{Token: *token, Prepared: true}); err == nil {
 			defer func() { _ = s.Close() }()
@@ -145,7 +153,8 @@ func (p *probe) redis(ctx context.Context, addr string) error {
 		return fmt.Sprintf("'%s CONFIG SET %s', then '%s CONFIG REWRITE'", tool, setting, tool)
 	}
 	fsync := "unknown"
-	if config, err := c.ConfigGet(ctx, "appendfsync").Result(); err == nil { // providers forbid it
+	config, err := c.ConfigGet(ctx, "*appendfsync*").Result()
+	if err == nil { // providers forbid it
 		fsync = config["appendfsync"]
 	}
 	p.expect(info["role"] != "slave", bad, "Redis "+info["redis_version"]+" at "+c.Options().Addr+" is not a replica", "it is a replica: use the address of its primary")
@@ -154,29 +163,33 @@ func (p *probe) redis(ctx context.Context, addr string) error {
 		"appendonly is no, so a restart loses tokens and fences: "+set("appendonly yes"))
 	p.expect(fsync == "always", warning, "appendfsync is always", "appendfsync is "+fsync+
 		", and a crash loses tokens and fences unless it is always: "+set("appendfsync always"))
+	if config["no-appendfsync-on-rewrite"] == "yes" {
+		p.expect(false, warning, "", "no-appendfsync-on-rewrite is yes, and a crash during a rewrite loses tokens and fences: "+set("no-appendfsync-on-rewrite no"))
+	}
+	if info["aof_last_write_status"] == "err" {
+		p.expect(false, bad, "", "the last write to the append-only file failed, so a restart loses tokens and fences: see its log; the disk may be full")
+	}
 	p.expect(info["maxmemory"] == "0" || info["maxmemory_policy"] == "noeviction", bad, "it evicts no keys", "maxmemory-policy is "+
 		info["maxmemory_policy"]+", which evicts leases, tokens or fences: "+set("maxmemory-policy noeviction"))
 	return nil
 }
 
 func (p *probe) postgres(ctx context.Context, addr string) error {
-	config, err := pgx.ParseConfig(addr)
-	if err != nil {
-		return errors.New("the address is not a postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
-	}
-	c, err := pgx.ConnectConfig(ctx, config)
+	c, err := openRow(ctx, addr)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
+	defer func() { _ = c.Close() }() //nolint:contextcheck // it has a limit of its own
 	var now time.Time
-	var version, fsync, commit string
+	var version, fsync, commit, unlogged string
 	var standby, lag bool
 	sent := time.Now()
 	if err := c.QueryRow(ctx, `SELECT clock_timestamp(), current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'),
 		pg_is_in_recovery(), EXISTS (SELECT FROM pg_stat_replication) AND
-		(current_setting('synchronous_standby_names') = '' OR current_setting('synchronous_commit') IN ('off', 'local'))`).
-		Scan(&now, &version, &fsync, &commit, &standby, &lag); err != nil {
+		(current_setting('synchronous_standby_names') = '' OR current_setting('synchronous_commit') IN ('off', 'local')),
+		(SELECT coalesce(string_agg(relname, ', '), '') FROM pg_class
+		WHERE relname IN ('fencelab_lock', 'fencelab_fence') AND relpersistence <> 'p' AND pg_table_is_visible(oid))`).
+		Scan(&now, &version, &fsync, &commit, &standby, &lag, &unlogged); err != nil {
 		return err
 	}
 	p.clock(now, sent)
@@ -185,6 +198,8 @@ func (p *probe) postgres(ctx context.Context, addr string) error {
 	p.expect(fsync == "on", bad, "fsync is on", "fsync is off, so a crash loses tokens and fences: 'ALTER SYSTEM SET fsync = on', then 'SELECT pg_reload_conf()'")
 	p.expect(commit != "off", bad, "synchronous_commit is "+commit,
 		"synchronous_commit is off, so a crash loses tokens and fences: 'ALTER SYSTEM SET synchronous_commit = on', then 'SELECT pg_reload_conf()'")
+	p.expect(unlogged == "", bad, "its tables of tokens and fences are logged, if it has any",
+		unlogged+": unlogged, so a crash loses tokens and fences: 'ALTER TABLE ... SET LOGGED'")
 	return nil
 }
 
@@ -244,12 +259,40 @@ func (p *probe) zooKeeper(ctx context.Context, addr string) error {
 	return nil
 }
 
-func refusesStale(ctx context.Context, s *stores.Store) error {
-	if s3, ok := s.Store.(interface {
-		Probe(ctx context.Context) error
-	}); ok {
-		return s3.Probe(ctx)
+// s3 tries the prefix of a lock's objects first, and then a store's: the other may be forbidden.
+func (p *probe) s3(ctx context.Context, o object) error {
+	prefix := o.Prefix + "lock/"
+	err := s3object.Probe(ctx, o.Client, o.Name, prefix)
+	if err != nil && !errors.Is(err, s3object.ErrNoConditions) {
+		prefix = o.Prefix
+		err = s3object.Probe(ctx, o.Client, o.Name, prefix)
 	}
+	if p.expect(err == nil, bad, "s3 refuses stale tokens", fmt.Sprintf("s3: %v", err)); err != nil {
+		return nil //nolint:nilerr // it was printed
+	}
+	name := prefix + "~probe-" + rand.Text()
+	sent := time.Now()
+	if _, err := o.Client.PutObject(ctx, &s3.PutObjectInput{Bucket: &o.Name, Key: &name}); err != nil {
+		return err
+	}
+	head, err := o.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &o.Name, Key: &name})
+	_, _ = o.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &o.Name, Key: &name})
+	if err != nil {
+		return err
+	}
+	now, ok := middleware.GetServerTime(head.ResultMetadata)
+	if !ok || head.LastModified == nil {
+		p.expect(false, bad, "", "it sends no Date or no Last-Modified, which the leases of a lock need")
+		return nil
+	}
+	age := now.Sub(*head.LastModified) // in seconds
+	p.expect(age > -2*time.Second && age < time.Since(sent)+2*time.Second, warning, "its Date and Last-Modified agree",
+		fmt.Sprintf("its Date is %v after an object's Last-Modified when that was just written: leases of a lock end early or late; run NTP on its servers", age))
+	return nil
+}
+
+// refusesStale checks that a store refuses a stale token.
+func refusesStale(ctx context.Context, s *stores.Store) error {
 	const key = "fencelab-probe"
 	rec, err := s.Read(ctx, key)
 	if err != nil && !errors.Is(err, resource.ErrNotFound) {

@@ -5,10 +5,16 @@ import (
 	"context"
 	"errors"
 	"math"
+	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
@@ -64,6 +70,8 @@ func TestProbeRedis(t *testing.T) {
 	requireProbe(t, 0, s.URL, "ok +appendonly is yes", `warning +appendfsync is everysec, .*'redis-cli -h 127.0.0.1 -p \d+ CONFIG SET appendfsync always'`)
 	set("appendfsync", "always")
 	requireProbe(t, 0, s.URL, "ok +appendfsync is always")
+	set("no-appendfsync-on-rewrite", "yes")
+	requireProbe(t, 0, s.URL, `warning +no-appendfsync-on-rewrite is yes, .*CONFIG SET no-appendfsync-on-rewrite no'`)
 	set("maxmemory", "1gb")
 	requireProbe(t, 0, s.URL)
 	set("maxmemory-policy", "allkeys-lru")
@@ -84,6 +92,18 @@ func TestProbeRedis(t *testing.T) {
 	require.NotContains(t, out, "hunter2")
 }
 
+func TestProbeFullDisk(t *testing.T) {
+	m := miniredis.RunT(t)
+	m.Server().SetPreHook(func(c *server.Peer, command string, _ ...string) bool {
+		if command == "INFO" {
+			c.WriteBulk("# Persistence\r\naof_enabled:1\r\naof_last_write_status:err\r\n")
+		}
+		return command == "INFO"
+	})
+	requireProbe(t, 1, "redis://"+m.Addr(), "bad +the last write to the append-only file failed")
+}
+
+// Imitations with a clock that is an hour ahead, and an hour behind.
 func TestProbeClock(t *testing.T) {
 	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Clock: true, Provider: testbed.Local})
 	s = testmain.Started(t, s, err)
@@ -112,6 +132,16 @@ func TestPostgres(t *testing.T) {
 	require.Regexp(t, `(?m)^ok +its clock is`, out)
 	require.Regexp(t, `(?m)^ok +it has no asynchronous standby`, out)
 	require.Regexp(t, `(?m)^(ok +fsync is on|bad +fsync is off, .*'ALTER SYSTEM SET fsync = on')`, out)
+	with := "?"
+	if strings.Contains(s.URL, with) {
+		with = "&"
+	}
+	_, err = c.Exec(t.Context(), "CREATE UNLOGGED TABLE fencelab_lock (key text)")
+	require.NoError(t, err)
+	requireProbe(t, 1, s.URL+with+"pool_max_conns=2", "bad +fencelab_lock: unlogged") // as the lock's URL may have
+	_, err = c.Exec(t.Context(), "DROP TABLE fencelab_lock")
+	require.NoError(t, err)
+	requireProbe(t, 1, s.URL, "ok +its tables of tokens and fences are logged") // fsync is off
 	set("synchronous_commit = off")
 	requireProbe(t, 1, s.URL, `bad +synchronous_commit is off, .*'ALTER SYSTEM SET synchronous_commit = on'`)
 	out, code, _ := tool(t, "probe", strings.Replace(s.URL, s.Addr, "127.0.0.1:1", 1))
@@ -208,6 +238,47 @@ type refusing struct{ resource.Store }
 
 func (refusing) Write(_ context.Context, key string, f resource.Fence, _ []byte) error {
 	return &resource.StaleTokenError{Key: key, Seen: resource.NewFence(f.Token-1, 1), Got: f}
+}
+
+// A server whose Last-Modified is an hour behind its Date, and users who may write only a lock's objects, or a store's.
+func TestProbeS3(t *testing.T) {
+	s, err := testbed.StartS3(t.Context(), &testbed.Options{AllowEmbedded: true})
+	s = testmain.Started(t, s, err)
+	at, err := url.Parse(s.URL)
+	require.NoError(t, err)
+	var forbidden string
+	behind := time.Duration(0)
+	user := at.User
+	at.User = nil
+	to := httputil.NewSingleHostReverseProxy(at)
+	to.ModifyResponse = func(r *http.Response) error {
+		if modified, err := http.ParseTime(r.Header.Get("Last-Modified")); err == nil {
+			r.Header.Set("Last-Modified", modified.Add(-behind).Format(http.TimeFormat))
+		}
+		return nil
+	}
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if forbidden != "" && r.Method == http.MethodPut && strings.Contains(r.URL.Path, forbidden) {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		to.ServeHTTP(w, r)
+	}))
+	t.Cleanup(proxy.Close)
+	bucket := onaws.On(onaws.S3, "name", s.URL)
+	store, err := stores.Open(t.Context(), bucket, stores.Options{})
+	require.NoError(t, err)
+	require.NoError(t, store.Close())
+	bucket = onaws.On(onaws.S3, "name", strings.Replace(proxy.URL, "://", "://"+user.String()+"@", 1))
+	for _, forbidden = range []string{"", "name/lock/", "name/~"} {
+		requireProbe(t, 0, bucket, "ok +s3 refuses stale tokens", "ok +its Date and Last-Modified agree")
+	}
+	forbidden = "name/"
+	requireProbe(t, 1, bucket, "bad +s3: .*403")
+	forbidden, behind = "", time.Hour
+	requireProbe(t, 0, bucket, "warning +its Date is (1h0m|59m5).* after an object's Last-Modified")
+	behind = -time.Hour
+	requireProbe(t, 0, bucket, "warning +its Date is -(1h0m|59m5).* after an object's Last-Modified")
 }
 
 func TestProbeAnotherService(t *testing.T) {

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 
@@ -29,6 +32,7 @@ func awaitExit(pid int) bool {
 const (
 	State   = 0
 	Parent  = 1
+	Group   = 2
 	Threads = 17
 )
 
@@ -47,6 +51,15 @@ func Stat(file string) ([]string, error) {
 		return nil, fmt.Errorf("%s: too short: %q", file, b)
 	}
 	return fields, nil
+}
+
+// Alive reports whether a process of the group runs, rather than being a zombie. Processes that /proc hides count as gone.
+func Alive(group int) bool {
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	return slices.ContainsFunc(files, func(file string) bool {
+		stat, err := Stat(file) // Z with more than one thread: the first has ended
+		return err == nil && stat[Group] == strconv.Itoa(group) && (stat[State] != "Z" && stat[State] != "X" || stat[Threads] > "1")
+	})
 }
 
 // ReadDir lists a directory of /proc, or returns fs.ErrNotExist if the process has ended.

@@ -11,7 +11,10 @@ func sysProcAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: t
 
 func awaitExit(int) bool { return false }
 
-// ReservePort returns a free TCP port of the loopback interface. It is reserved only on Linux.
+// Alive reports whether the group has a process of this user. Darwin doesn't permit signals to a zombie.
+func Alive(group int) bool { return syscall.Kill(-group, 0) == nil }
+
+// ReservePort returns a free TCP port of the loopback interface. Only on Linux is it reserved.
 func ReservePort() (port int, release func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binding a loopback port doesn't block
 	if err != nil {

@@ -19,8 +19,24 @@ const tries = 8
 // ErrNoConditions is wrapped by the error of [Probe] if the server ignores the conditions of a PUT.
 var ErrNoConditions = errors.New("the server does not honour conditional writes")
 
-// Probe is s3store.Store.Probe, on a scratch object whose name begins with prefix.
-func Probe(ctx context.Context, client *s3.Client, bucket, prefix string) (err error) {
+// Probe checks on a scratch object, whose name begins with prefix, that the server honours If-None-Match and If-Match. It takes 20
+// requests, because one address may stand for several servers. It can't check that the server compares and writes atomically. It begins
+// again, a few times, if the server is overloaded.
+func Probe(ctx context.Context, client *s3.Client, bucket, prefix string) error {
+	for d := 100 * time.Millisecond; ; d *= 2 {
+		err := probe(ctx, client, bucket, prefix)
+		if err == nil || errors.Is(err, ErrNoConditions) || !Transient(err) || d > time.Second {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(d):
+		}
+	}
+}
+
+func probe(ctx context.Context, client *s3.Client, bucket, prefix string) (err error) {
 	name := prefix + "~probe-" + rand.Text()
 	put := func(body string, in *s3.PutObjectInput) (etag string, err error) {
 		in.Bucket, in.Key, in.Body = &bucket, &name, strings.NewReader(body)

@@ -36,6 +36,27 @@ func TestProbeRefusesNowAndThen(t *testing.T) {
 	}
 }
 
+// A server that is overloaded now and then is asked again, with another object: a refused write may have been applied.
+func TestProbeOverloaded(t *testing.T) {
+	for every, fails := range map[int]bool{10: false, 1: true} {
+		fake, puts, refusals := newFake(), 0, 0
+		err := openOn(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPut && r.Header.Get("If-None-Match")+r.Header.Get("If-Match") != "" {
+				if puts++; puts%every == 0 && (fails || refusals < 2) {
+					refusals++
+					fake.ServeHTTP(httptest.NewRecorder(), r)
+					w.WriteHeader(http.StatusServiceUnavailable)
+					return
+				}
+			}
+			fake.ServeHTTP(w, r)
+		})
+		require.Equal(t, fails, err != nil, "%v", err)
+		require.NotErrorIs(t, err, s3store.ErrNoConditions)
+	}
+}
+
+// openOn opens a Store on a server.
 func openOn(t *testing.T, h http.HandlerFunc) error {
 	t.Helper()
 	server := httptest.NewServer(h)

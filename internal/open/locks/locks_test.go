@@ -2,10 +2,14 @@ package locks_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,6 +17,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -123,7 +128,62 @@ func TestS3URL(t *testing.T) {
 	require.NoError(t, b.Release(t.Context(), g))
 }
 
-// A majority of nodes is enough, and silent nodes delay nobody, wherever they are in the list.
+// Amazon's servers aren't probed; TestSlowS3 has a server that is.
+func TestS3AtAmazon(t *testing.T) {
+	var requests []string
+	s := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		requests = append(requests, r.Method+" "+r.Host+r.URL.Path)
+	}))
+	defer s.Close()
+	usual := http.DefaultTransport
+	http.DefaultTransport = &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	defer func() { http.DefaultTransport = usual }()
+	b, err := locks.Open(t.Context(), locks.Spec{
+		Lock: locks.S3, Addrs: []string{"s3://id:secret@bucket?region=eu-north-1"},
+		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, s.Listener.Addr().String())
+		},
+	})
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+	require.Equal(t, []string{"HEAD bucket.s3.eu-north-1.amazonaws.com/"}, requests)
+}
+
+// Any node of a Redis Cluster will do.
+func TestRedisCluster(t *testing.T) {
+	node, other := miniredis.RunT(t), miniredis.RunT(t)
+	port, err := strconv.Atoi(other.Port())
+	require.NoError(t, err)
+	node.Server().SetPreHook(func(c *server.Peer, command string, _ ...string) bool {
+		switch {
+		case command == "INFO":
+			c.WriteBulk("# Cluster\r\ncluster_enabled:1\r\n")
+		case command == "CLUSTER":
+			c.WriteLen(1)
+			c.WriteLen(3)
+			c.WriteInt(0)
+			c.WriteInt(16383)
+			c.WriteLen(3)
+			c.WriteBulk(other.Host())
+			c.WriteInt(port)
+			c.WriteBulk("other")
+		case strings.HasPrefix(command, "EVAL"), command == "GET":
+			c.WriteError("MOVED 1 " + other.Addr())
+		default:
+			return false
+		}
+		return true
+	})
+	b, err := locks.Open(t.Context(), locks.Spec{Lock: locks.Redis, Addrs: []string{"redis://" + node.Addr()}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, b.Close()) }()
+	require.NoError(t, b.Ping(t.Context()))
+	_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "a", TTL: time.Minute})
+	require.NoError(t, err)
+	require.True(t, other.Exists("lock:{k}"))
+}
+
+// A majority of a Redlock's nodes answers for it, and nodes that are silent keep nobody waiting, wherever they are in the list.
 func TestRedlockPing(t *testing.T) {
 	const limit = 5 * time.Second
 	for _, c := range []struct {

@@ -3,6 +3,7 @@ package locks
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -11,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/internal/redisclient"
 )
 
-func openRedis(_ context.Context, s Spec) (*Backend, error) {
+func openRedis(ctx context.Context, s Spec) (*Backend, error) {
 	addr, err := s.one()
 	if err != nil {
 		return nil, err
@@ -20,7 +21,17 @@ func openRedis(_ context.Context, s Spec) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := redis.NewClient(o)
+	var c redis.UniversalClient = redis.NewClient(o)
+	info, err := c.Info(ctx, "cluster").Result() // a user may lack the right
+	switch {
+	case ctx.Err() != nil:
+		return nil, errors.Join(context.Cause(ctx), c.Close())
+	case err == nil && strings.Contains(info, "cluster_enabled:1"): // other keys are on other nodes
+		_ = c.Close()
+		c = redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig, Dialer: o.Dialer, ContextTimeoutEnabled: true,
+		})
+	}
 	b, err := redislock.New(c, nil)
 	return opened(b, err, client{func(ctx context.Context) error { return c.Ping(ctx).Err() }, c.Close})
 }
