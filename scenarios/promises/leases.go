@@ -663,13 +663,15 @@ func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance str
 		circumstance += fmt.Sprintf(" (its replies took %v)", slow.Round(time.Millisecond))
 	}
 	end := first.Until()
-	if end.IsZero() {
-		end = start.Add(first.TTL()) // it began no earlier
+	told := isOver(first)
+	known := !end.IsZero()
+	if !known {
+		end = start.Add(first.TTL()) // it began no earlier, but its session may have: then its holder is told
 	}
-	if early := end.Sub(now); early > 0 {
+	if early := end.Sub(now); early > 0 && (known || !told) {
 		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early, first.TTL(), circumstance)
 	}
-	if notified && !isOver(first) {
+	if notified && !told {
 		if !c.ends(first, patience) {
 			c.breaks("a holder's context hadn't ended %v after its successor's grant%s", patience, circumstance)
 		} else if !renewed { // LeaseLasts is about a holder that is told late

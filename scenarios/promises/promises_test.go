@@ -100,6 +100,8 @@ func TestMild(t *testing.T) {
 	}{
 		"polls without a pause": {func(s *simple) { s.polls = time.Millisecond }, "WaiterServed", "a waiter sent at least 200 messages in a second"},
 		"is slow three times":   {func(s *simple) { s.tryWaits = 3 }, "Exclusive", ""},
+		"has an old session":    {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "LeaseLasts", ""},
+		"and odd TTLs":          {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "OddTTLs", ""},
 		"fails while it connects again": {
 			func(s *simple) { s.majority, s.releaseStops = true, 1 }, "Partition", "",
 		},

@@ -1426,3 +1426,14 @@ func recognizes(ctx context.Context, s *simple, key string, try func(context.Con
 	}
 	return l, err
 }
+
+// inSession has a lease end, and its holder be told, with a session whose last renewal was half a TTL ago.
+func inSession(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+	start := time.Now()
+	l, err := try(ctx)
+	if err == nil {
+		l.(*lease).timer.Reset(time.Until(start.Add(s.ttl / 2)))
+		err = s.redis.PExpire(ctx, key, s.ttl/2).Err()
+	}
+	return l, err
+}
