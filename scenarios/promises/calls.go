@@ -605,11 +605,17 @@ func closeEnds(c *check) {
 	closed, b, key := c.times(3), c.client(), newKey()
 	l := c.take(closed, key)
 	c.close(closed, limit)
+	probe, first := c.try(b, key)
+	c.free(probe)
 	next, err := c.acquire(b, key)
 	now := time.Now()
 	switch {
 	case err == nil:
-		if lasts(l, now) {
+		switch {
+		case !lasts(l, now):
+		case errors.Is(first, dlock.ErrHeld) && l.Until().IsZero() && !c.ends(l, patience): // it wasn't freed: it ran out
+			c.breaks("Close ended renewals, another client was granted the lock, and %v later its holder's context hadn't ended", patience)
+		default:
 			c.notes("Close freed the lock while its holder's lease lasted: first release it, or wait for its end")
 		}
 		c.free(next)

@@ -451,6 +451,7 @@ func TestBrokenOnce(t *testing.T) {
 		"released while it is renewed":      {1, func(s *simple) { s.renewal = renewVersions }, "WaiterServed"},
 		"a served waiter ends the others":   {1, func(s *simple) { s.acquires = endsOthers }, "WaiterServed"},
 		"a counter that is also a key":      {1, func(s *simple) { s.counter = ":fence" }, "KeysIndependent"},
+		"Close tells no holder":             {1, func(s *simple) { s.renewal, s.endless = renewUnclosed, true }, "CloseEnds"},
 		"one of three servers":              {3, func(*simple) {}, "DataLoss"},
 	} {
 		t.Run(name, func(t *testing.T) {

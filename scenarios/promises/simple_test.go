@@ -201,6 +201,7 @@ const (
 	renewStays      // and a renewal that is under way at the release leaves a goroutine
 	renewVersions   // as renewVersion, and the release knows those that were replied to
 	renewGroup      // until one of the leases that its client has at the same time is lost
+	renewUnclosed   // but when the client is closed the holder isn't told
 )
 
 type lease struct {
@@ -729,7 +730,7 @@ func (l *lease) renew(ctx context.Context) {
 	if l.s.renewal == renewUpserts {
 		script = upsert
 	}
-	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewDespite || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(l.Until()); {
+	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewDespite || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(*l.until.Load()); {
 		tries++
 		closed := l.s.closed
 		if l.s.renewal == renewForEver {
@@ -741,6 +742,7 @@ func (l *lease) renew(ctx context.Context) {
 			if l.s.closeStays {
 				time.Sleep(50 * time.Second)
 			}
+			untold = untold || l.s.renewal == renewUnclosed
 			return
 		}
 		if _, ok := l.s.leases.Load(l.key); l.s.perKey && !ok || l.s.room > 0 && number > l.s.room {
@@ -761,7 +763,7 @@ func (l *lease) renew(ctx context.Context) {
 			continue
 		}
 		start, ttl := time.Now(), l.s.ttl.Milliseconds()
-		short, cancel := context.WithDeadline(ctx, l.Until())
+		short, cancel := context.WithDeadline(ctx, *l.until.Load())
 		if l.s.renewal == renewForEver {
 			short = ctx
 		}
@@ -843,7 +845,7 @@ func (l *lease) renew(ctx context.Context) {
 			start = time.Now()
 		}
 		untold = untold || err == nil && l.s.renewal == renewUntold
-		if until := start.Add(l.s.ttl); err == nil && until.After(l.Until()) {
+		if until := start.Add(l.s.ttl); err == nil && until.After(*l.until.Load()) {
 			l.until.Store(&until)
 		}
 	}
