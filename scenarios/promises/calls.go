@@ -59,9 +59,12 @@ func releaseRetried(c *check) {
 	})
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
-	r := c.during(a, (*faults.Link).LoseRequests, releasing(l))
-	if r.err != nil && c.do(l.Release) == nil {
-		c.comesFree(b, key, "a release whose request had been lost was retried, and returned no error,")
+	err, after := c.during(a, (*faults.Link).LoseRequests, releasing(l)).err, "a release whose request was lost returned no error,"
+	if err != nil {
+		err, after = c.do(l.Release), "a release whose request had been lost was retried, and returned no error,"
+	}
+	if err == nil {
+		c.comesFree(b, key, after)
 	}
 }
 

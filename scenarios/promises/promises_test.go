@@ -68,7 +68,7 @@ func (typed) behind(l scenarios.Lease, err error) (scenarios.Lease, error) {
 func TestKept(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		l, err := open(func(s *simple) { s.saysNothing, s.closeFrees, s.saysHeld, s.keeps = true, true, true, true })(ctx, s)
+		l, err := open(func(s *simple) { s.closeFrees, s.saysHeld, s.keeps = true, true, true })(ctx, s)
 		return typed{l}, err
 	}, func(t *testing.T, k promises.Kit) {
 		r := promises.Run(t, k)
@@ -77,11 +77,8 @@ func TestKept(t *testing.T) {
 			"AcquireLate": "an acquisition that was refused returned that another client held the lock, which nobody had touched",
 			"DataLoss": "after the servers had lost their data the next token was 1, and the one before 1: " +
 				"a store that checks tokens will refuse later holders until somebody raises the lock's counter",
-			"CloseEnds":       "Close freed the lock while its holder's lease lasted: first release it, or wait for its end",
-			"EndsWithContext": "a release that reached no server returned no error: the lock may stay held for the rest of its lease",
-			"EveryMessage":    "after TryAcquire's connection broke instead of its reply number 1 its lock was held: until the end of a lease that nobody knew of",
-			"ReleaseStale": "the release of a lease that had run out, and whose lock another client had had since, returned no error: " +
-				"only the lease's context tells its holder",
+			"CloseEnds":    "Close freed the lock while its holder's lease lasted: first release it, or wait for its end",
+			"EveryMessage": "after TryAcquire's connection broke instead of its reply number 1 its lock was held: until the end of a lease that nobody knew of",
 		}
 		for _, row := range r.Rows {
 			if !row.Excluded {
@@ -102,6 +99,14 @@ func TestMild(t *testing.T) {
 		"is slow three times":   {func(s *simple) { s.tryWaits = 3 }, "Exclusive", ""},
 		"has an old session":    {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "LeaseLasts", ""},
 		"and odd TTLs":          {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "OddTTLs", ""},
+		"says nothing": {
+			func(s *simple) { s.saysNothing = true }, "EndsWithContext",
+			"a release that reached no server returned no error: the lock may stay held for the rest of its lease",
+		},
+		"nor after its lease": {
+			func(s *simple) { s.saysNothing = true }, "ReleaseStale", "the release of a lease that had run out, and whose lock another " +
+				"client had had since, returned no error: only the lease's context tells its holder",
+		},
 		"fails while it connects again": {
 			func(s *simple) { s.majority, s.releaseStops = true, 1 }, "Partition", "",
 		},
@@ -452,6 +457,7 @@ func TestBrokenOnce(t *testing.T) {
 		"a served waiter ends the others":   {1, func(s *simple) { s.acquires = endsOthers }, "WaiterServed"},
 		"a counter that is also a key":      {1, func(s *simple) { s.counter = ":fence" }, "KeysIndependent"},
 		"Close tells no holder":             {1, func(s *simple) { s.renewal, s.endless = renewUnclosed, true }, "CloseEnds"},
+		"a release says nothing":            {1, func(s *simple) { s.saysNothing = true }, "ReleaseRetried"},
 		"one of three servers":              {3, func(*simple) {}, "DataLoss"},
 	} {
 		t.Run(name, func(t *testing.T) {
