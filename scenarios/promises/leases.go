@@ -32,6 +32,9 @@ func leaseLasts(c *check) {
 	a, b := c.client(), c.client()
 	wg.Go(func() { c.allTold(a, b) })
 	wg.Go(func() { c.together(c.outlivesReleased) })
+	if c.k.Service.Reentrant {
+		wg.Go(func() { c.together(c.nested) })
+	}
 	wg.Wait()
 	if checked.Load() == 0 {
 		c.cannot("TryAcquire of a free lock granted no lease that lasted")
@@ -54,6 +57,36 @@ func (c *check) outlivesReleased() {
 	}) {
 		c.breaks("3 times a lease ended when the time of an earlier one, which had been released, was up; that of another client lasted")
 	}
+}
+
+// nested checks that a client that has got a lock twice has it until it has released it twice, and no longer.
+func (c *check) nested() {
+	ended := thrice{c: c, last: time.Now()}
+	twice := func(a *client, key string) (outer, inner scenarios.Lease) {
+		outer = c.take(a, key)
+		inner, err := c.try(a, key)
+		if err != nil {
+			c.cannot("Service.Reentrant: the client that held a lock didn't get it again: %v", err)
+		}
+		return outer, inner
+	}
+	c.often(func() (sure bool) {
+		a, b, key := c.times(3), c.times(3), newKey()
+		l, inner := twice(a, key)
+		same := c.take(b, newKey())
+		if c.release(inner); !c.k.Service.NoRenew {
+			time.Sleep(l.TTL() + c.k.TTL)
+		}
+		sure = c.stays(l, b, key, "the release of its holder's second grant")
+		ended.see(endsAlone(l, same), "3 times a lease ended after the release of its holder's second grant; that of another client lasted")
+		c.free(l, same)
+		return sure
+	})
+	a, key := c.lasting(), newKey()
+	l, inner := twice(a, key)
+	c.release(inner)
+	c.release(l)
+	c.comesFree(c.client(), key, "both grants of a client, and their releases,")
 }
 
 // allTold checks that each lease of a client that is cut off ends.
@@ -370,8 +403,13 @@ func (c *check) renews(hold time.Duration) bool {
 
 // sameClient checks that nothing else that the holder's client does ends renewals.
 func (c *check) sameClient() {
+	freesOld := func(_ *client, _, _ string, old scenarios.Lease) {
+		if !c.k.Service.Reentrant { // its releases count, whichever grant they are of
+			c.free(old)
+		}
+	}
 	calls := map[string]func(a *client, key, held string, old scenarios.Lease){
-		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) },
+		"the release of an old lease of the same lock": freesOld,
 		"a failed try of its own client":               func(a *client, key, _ string, _ scenarios.Lease) { _, _ = c.try(a, key) },
 		"its client's release of another lock, and a failed try": func(a *client, _, held string, _ scenarios.Lease) {
 			c.connect(a)
@@ -392,7 +430,7 @@ func (c *check) sameClient() {
 		}
 	}
 	parts := []func(){func() {
-		c.keepsOn("the release of a lease of the same lock that had run out", true, func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) })
+		c.keepsOn("the release of a lease of the same lock that had run out", true, freesOld)
 	}}
 	for what, call := range calls {
 		parts = append(parts, func() { c.keepsOn(what, false, call) })

@@ -488,6 +488,44 @@ func TestBrokenOnce(t *testing.T) {
 	}
 }
 
+// A reentrant lock keeps what it has until all its grants are released. Releases may count, whichever grants they are of.
+func TestReentrant(t *testing.T) {
+	t.Parallel()
+	counts := func(*hold, bool) {}
+	for name, c := range map[string]struct {
+		set    func(*simple)
+		broken []string
+	}{
+		"counts":                 {counting(counts), nil},
+		"counts, and renews":     {func(s *simple) { s.renewal = renewRight; counting(counts)(s) }, nil},
+		"an inner release frees": {func(s *simple) { s.reentrant = true }, []string{"LeaseLasts"}},
+		"an inner grant counts twice": {counting(func(h *hold, gets bool) {
+			if gets {
+				h.n++
+			}
+		}), []string{"LeaseLasts"}},
+		"an inner release ends renewals": {func(s *simple) {
+			s.renewal = renewRight
+			counting(func(h *hold, gets bool) {
+				if !gets {
+					h.l.cancel()
+				}
+			})(s)
+		}, []string{"LeaseLasts"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			lock := new(simple)
+			c.set(lock)
+			virtually(t, 1, open(c.set), func(t *testing.T, k promises.Kit) {
+				k.Only = []string{"LeaseLasts", "LeaseRenewed", "HolderReturns", "ReleaseRepeated", "ReleaseRetried", "ReleaseStale"}
+				k.Service.Reentrant, k.Service.NoRenew = true, lock.renewal == renewNever
+				requireBroken(t, promises.Run(t, k), c.broken...)
+			})
+		})
+	}
+}
+
 // dear are promises that take a second or more to check.
 var dear = []string{"Exclusive", "KeysIndependent", "LeaseRenewed", "NothingLeft"}
 

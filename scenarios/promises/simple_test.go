@@ -1439,3 +1439,59 @@ func inSession(ctx context.Context, s *simple, key string, try func(context.Cont
 	}
 	return l, err
 }
+
+// hold is a lock that a client has got n times.
+type hold struct {
+	l *lease
+	n int
+}
+
+// counting has a client get the lock that it holds again. nested is called for each such grant, and for each release but the last.
+func counting(nested func(h *hold, gets bool)) func(s *simple) {
+	return func(s *simple) {
+		var mu sync.Mutex
+		holds := map[string]*hold{}
+		held := func(key string, more int) (l *lease, n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			h := holds[key]
+			if h == nil || h.l.ctx.Err() != nil {
+				return nil, 0
+			}
+			if h.n += more; h.n == 0 {
+				delete(holds, key)
+			} else {
+				nested(h, more > 0)
+			}
+			return h.l, h.n
+		}
+		get := func(key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+			if l, _ := held(key, 1); l != nil {
+				return l, nil
+			}
+			l, err := acquire()
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				holds[key] = &hold{l.(*lease), 1}
+			}
+			return l, err
+		}
+		s.tryCalls = func(ctx context.Context, _ *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+			return get(key, func() (scenarios.Lease, error) { return try(ctx) })
+		}
+		s.acquires = func(_ context.Context, _ *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+			return get(key, acquire)
+		}
+		s.releases = func(ctx context.Context, l *lease, release func() error) error {
+			switch h, n := held(l.key, -1); {
+			case h == nil:
+				return release()
+			case n > 0:
+				return nil
+			default:
+				return h.release(ctx)
+			}
+		}
+	}
+}
