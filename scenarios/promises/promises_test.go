@@ -386,6 +386,7 @@ func TestBroken(t *testing.T) {
 		"a refused try ends its own":    {func(s *simple) { endsOwn(s, true) }, []string{"OneClient"}},
 		"a renewal that fails counts":   {func(s *simple) { s.hopes = true }, []string{"RenewedByHand"}},
 		"a silent server isn't freed":   {func(s *simple) { s.majority, s.spares = true, true }, []string{"Partition"}},
+		"a refused try stays":           {func(s *simple) { s.majority, s.tryStays = true, true }, []string{"Partition"}},
 		"takes its own lease for new":   {func(s *simple) { s.tryCalls = recognizes }, []string{"AcquireLate"}},
 		"a failed release insists":      {func(s *simple) { s.releases = insists }, []string{"ReleaseRetried"}},
 	} {

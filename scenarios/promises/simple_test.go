@@ -153,6 +153,7 @@ type simple struct {
 	script     *redis.Script // of renewals
 	hopes      bool          // a renewal by hand that fails prolongs the lease for its holder
 	spares     bool          // a majority's release spares the servers that didn't reply
+	tryStays   bool          // and an acquisition that fails those that did, unless another has the lock
 	closeStays bool          // a lease that is held when its client is closed leaves a goroutine
 	renewOnce  bool          // the renewals' script is loaded when the client opens
 
