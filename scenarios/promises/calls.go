@@ -639,19 +639,28 @@ func closeEnds(c *check) {
 	}
 }
 
-// closedCalls checks that calls of a closed client return, and one that waited when it was closed.
+// closedCalls checks that calls of a closed client return, one that waited when it was closed, too, and that this leaves nothing.
 func (c *check) closedCalls() {
 	a, b, key := c.lasting(), c.client(), newKey()
 	held, l := c.take(a, key), c.take(b, newKey())
 	limit := c.k.TTL + patience
-	waited := c.begin(c.k.TTL, acquiring(b, key))
+	waited := c.begin(4*c.k.TTL, acquiring(b, key))
 	time.Sleep(5 * pause)
-	if !c.close(b, limit) {
-		c.breaks("Close hadn't returned after %v while an acquisition of its client waited", limit)
+	shut := func() {
+		if !c.close(b, limit) {
+			c.breaks("Close, called four times at once, hadn't returned after %v while an acquisition of its client waited", limit)
+		}
 	}
-	if !(<-waited).returned {
+	c.together(shut, shut, shut, shut)
+	c.release(held)
+	time.Sleep(c.k.TTL) // what goes on in its place may poll
+	r := <-waited
+	if !r.returned {
 		c.breaks("an acquisition that waited when its client was closed hadn't returned %v after its context had ended", patience)
 	}
+	got, _ := r.granted()
+	c.free(got)
+	c.comesFree(c.client(), key, "a client was closed while an acquisition of it waited, and the holder's release,")
 	for what, call := range map[string]call{
 		"Release": releasing(l), "Close": without(func(context.Context) error { return b.Close() }), "Acquire": acquiring(b, key),
 	} {
@@ -659,7 +668,6 @@ func (c *check) closedCalls() {
 			c.breaks("after Close, %s hadn't returned %v after its context had ended", what, patience)
 		}
 	}
-	c.free(held)
 }
 
 // releasedAndClosed checks that Close doesn't drop a release.

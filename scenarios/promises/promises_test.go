@@ -457,6 +457,8 @@ func TestBrokenOnce(t *testing.T) {
 		"released while it is renewed":      {1, func(s *simple) { s.renewal = renewVersions }, "WaiterServed"},
 		"a served waiter ends the others":   {1, func(s *simple) { s.acquires = endsOthers }, "WaiterServed"},
 		"a counter that is also a key":      {1, func(s *simple) { s.counter = ":fence" }, "KeysIndependent"},
+		"two Closes at once panic":          {1, func(s *simple) { s.closeRaces = true }, "CloseEnds"},
+		"granted when it is closed":         {1, func(s *simple) { s.renewal, s.waitStays, s.acquires = renewRight, true, goesOn }, "CloseEnds"},
 		"Close tells no holder":             {1, func(s *simple) { s.renewal, s.endless = renewUnclosed, true }, "CloseEnds"},
 		"a release says nothing":            {1, func(s *simple) { s.saysNothing = true }, "ReleaseRetried"},
 		"one of three servers":              {3, func(*simple) {}, "DataLoss"},

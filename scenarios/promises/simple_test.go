@@ -153,6 +153,8 @@ type simple struct {
 	script     *redis.Script // of renewals
 	hopes      bool          // a renewal by hand that fails prolongs the lease for its holder
 	spares     bool          // a majority's release spares the servers that didn't reply
+	closeRaces bool          // two calls of Close at once may both close the client
+	waitStays  bool          // Close leaves the connections, and what is granted after it is renewed for good
 	tryStays   bool          // and an acquisition that fails those that did, unless another has the lock
 	closeStays bool          // a lease that is held when its client is closed leaves a goroutine
 	renewOnce  bool          // the renewals' script is loaded when the client opens
@@ -731,10 +733,11 @@ func (l *lease) renew(ctx context.Context) {
 	if l.s.renewal == renewUpserts {
 		script = upsert
 	}
+	orphan := l.s.waitStays && isClosed(l.s.closed)
 	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewDespite || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(*l.until.Load()); {
 		tries++
 		closed := l.s.closed
-		if l.s.renewal == renewForEver {
+		if l.s.renewal == renewForEver || orphan {
 			closed = nil
 		}
 		select {
@@ -1132,7 +1135,18 @@ func (s *simple) allHeld() []*lease {
 }
 
 func (s *simple) Close() error {
-	s.close.Do(func() { close(s.closed) })
+	ends := s.close.Do
+	if s.closeRaces {
+		if isClosed(s.closed) {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+		ends = func(f func()) { f() }
+	}
+	ends(func() { close(s.closed) })
+	if s.waitStays {
+		return nil
+	}
 	for _, sub := range s.sessions {
 		_ = sub.Close()
 	}
@@ -1494,5 +1508,36 @@ func counting(nested func(h *hold, gets bool)) func(s *simple) {
 				return h.release(ctx)
 			}
 		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// goesOn has a waiter return when its client is closed, and wait for the lock nevertheless.
+func goesOn(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	type result struct {
+		l   scenarios.Lease
+		err error
+	}
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	leaves := context.AfterFunc(ctx, end)
+	done := make(chan result, 1)
+	go func() {
+		l, err := s.acquire(life, key)
+		done <- result{l, err}
+	}()
+	select {
+	case r := <-done:
+		return r.l, r.err
+	case <-s.closed:
+		leaves()
+		return nil, dlock.ErrClosed
 	}
 }
