@@ -636,6 +636,7 @@ func (c *check) toldAndRenewed() {
 func oddTTLs(c *check) {
 	ttls := []time.Duration{
 		999 * time.Microsecond, 3 * time.Millisecond / 2, time.Second + 1, 2*c.k.TTL - time.Millisecond/2, 3*c.k.TTL - time.Millisecond/2,
+		c.k.TTL.Truncate(time.Second) + 1400*time.Millisecond, // not the nearest second
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -427,6 +427,7 @@ func TestBrokenOnce(t *testing.T) {
 		"a closed client's goroutine":       {1, func(s *simple) { s.leaksClosed = true }, "NothingLeft"},
 		"waits on when it is closed":        {1, func(s *simple) { s.waitsOn = true }, "CloseEnds"},
 		"whole seconds":                     {1, func(s *simple) { s.seconds = true }, "OddTTLs"},
+		"the nearest second":                {1, func(s *simple) { s.nearest = true }, "OddTTLs"},
 		"microseconds are for ever":         {1, func(s *simple) { s.shortForEver = true }, "OddTTLs"},
 		"absolute time":                     {1, func(s *simple) { s.absolute = true }, "ClockSkew"},
 		"the token is the owner":            {1, func(s *simple) { s.tokenOwner = true }, "DataLoss"},

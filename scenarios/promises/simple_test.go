@@ -31,6 +31,7 @@ type simple struct {
 	lateUntil    bool   // a lease is counted from its reply
 	queued       bool   // the server counts a lease from when its client began to wait
 	seconds      bool   // TTLs above a second are truncated to seconds
+	nearest      bool   // or rounded
 	noTTL        bool   // leases never end
 	patternHeld  bool   // a key that begins with a held one is held
 	randomTokens bool   // tokens don't grow
@@ -491,6 +492,9 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 	}
 	if s.seconds && ttl > time.Second {
 		ttl = ttl.Truncate(time.Second)
+	}
+	if s.nearest && ttl > time.Second {
+		ttl = ttl.Round(time.Second)
 	}
 	if s.patternHeld {
 		for i := 1; i < len(key); i++ {
