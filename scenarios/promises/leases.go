@@ -142,11 +142,13 @@ func leaseRenewed(c *check) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for kind, loss := range losses {
-		wg.Go(func() {
-			if c.repeatedly(func() bool { return c.endsByLoss(loss) }) {
-				c.breaks("three times a lease ended after one of its renewals had lost its %s; one whose client had had to connect again went on", kind)
-			}
-		})
+		for says, n := range map[string]int{"one of its renewals": 1, "four of its renewals, not in a row,": 4} {
+			wg.Go(func() {
+				if c.repeatedly(func() bool { return c.endsByLoss(loss, n) }) {
+					c.breaks("three times a lease ended after %s had lost its %s; one whose client had had to connect again as often went on", says, kind)
+				}
+			})
+		}
 	}
 	wg.Go(func() {
 		c.together(func() { c.many(16, 3, true) }, func() { c.many(200, 6, false) }, func() { c.waitedFor(c.times(3)) })
@@ -341,13 +343,16 @@ func (c *check) addUp() {
 	c.comesFree(c.client(), key, fmt.Sprintf("%d renewals in a row, and the loss of its holder,", renewals))
 }
 
-// endsByLoss reports whether a lease ends because a renewal loses a message, and not because the connection breaks with it, as a
-// session may: another, whose client has had to connect again, lasts.
-func (c *check) endsByLoss(loss lossFault) bool {
+// endsByLoss reports whether a lease ends because that many renewals lose a message, each after one that succeeded, and not because
+// the connection breaks with it, as a session may: another, whose client has had to connect again as often, lasts.
+func (c *check) endsByLoss(loss lossFault, losses int) bool {
 	var clients []*client
 	var leases []scenarios.Lease
 	for range 2 {
 		ttl := 9 * c.k.TTL
+		if losses > 1 { // it takes long
+			ttl = 6 * c.k.TTL
+		}
 		if c.k.Fixed {
 			ttl = c.k.TTL
 		}
@@ -362,18 +367,35 @@ func (c *check) endsByLoss(loss lossFault) bool {
 		defer c.free(l)
 		clients, leases = append(clients, cl), append(leases, l)
 	}
-	for i, fault := range []linkFault{(*faults.Link).Refuse, loss.from(1)} {
-		heal, err := c.injected(clients[i], fault)
-		for end := time.Now().Add(leases[i].TTL()); i == 1 && !clients[i].loses() && time.Now().Before(end) && c.ctx.Err() == nil; {
-			time.Sleep(pause)
+	for n := 1; n <= losses && leases[1].Context().Err() == nil; n++ {
+		for i, fault := range []linkFault{(*faults.Link).Refuse, loss.from(1)} {
+			heal, err := c.injected(clients[i], fault)
+			for end := time.Now().Add(leases[i].TTL()); i == 1 && !clients[i].loses() && time.Now().Before(end) && c.ctx.Err() == nil; {
+				time.Sleep(pause)
+			}
+			heal()
+			if err != nil || !c.gets(clients[i]) { // it connects again
+				return false
+			}
 		}
-		heal()
-		if err != nil || !c.gets(clients[i]) { // it connects again
-			return false
+		if n < losses {
+			c.renewedOnce(leases[1])
 		}
 	}
 	c.ends(leases[1], leases[1].TTL()+c.k.TTL)
 	return endsAlone(leases[1], leases[0])
+}
+
+// renewedOnce waits until a lease has been renewed or has ended.
+func (c *check) renewedOnce(l scenarios.Lease) {
+	until := l.Until()
+	if until.IsZero() { // as long as that may take
+		c.ends(l, l.TTL()*2/3)
+		return
+	}
+	for l.Context().Err() == nil && l.Until().Equal(until) && time.Now().Before(until) {
+		time.Sleep(pause)
+	}
 }
 
 // renews checks that leases are renewed for as long as hold.

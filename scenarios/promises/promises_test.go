@@ -422,6 +422,7 @@ func TestBrokenOnce(t *testing.T) {
 		"a token read after the grant":      {1, func(s *simple) { s.tokenRead = true }, "TokensIncrease"},
 		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed"},
 		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
+		"renewed until three have failed":   {1, func(s *simple) { s.renewal = renewThrice }, "LeaseRenewed"},
 		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed"},
 		"renewed until one is lost":         {1, func(s *simple) { s.renewal = renewToLoss }, "HolderReturns LeaseRenewed"},
 		"a closed client's goroutine":       {1, func(s *simple) { s.leaksClosed = true }, "NothingLeft"},

@@ -205,6 +205,7 @@ const (
 	renewStays      // and a renewal that is under way at the release leaves a goroutine
 	renewVersions   // as renewVersion, and the release knows those that were replied to
 	renewGroup      // until one of the leases that its client has at the same time is lost
+	renewThrice     // until three have failed
 	renewUnclosed   // but when the client is closed the holder isn't told
 )
 
@@ -716,7 +717,7 @@ func (s *simple) mint(ctx context.Context, key string) uint64 {
 
 // renew renews the lease until it is over.
 func (l *lease) renew(ctx context.Context) {
-	refused, untold := false, false
+	refused, untold, failed := false, false, 0
 	defer func() {
 		if !refused && !untold {
 			if l.ctx.Err() == nil {
@@ -846,7 +847,10 @@ func (l *lease) renew(ctx context.Context) {
 		if err != nil && l.s.renewal == renewDespite {
 			l.cancel()
 		}
-		if err != nil && l.s.renewal == renewFragile {
+		if err != nil {
+			failed++
+		}
+		if failed > 0 && l.s.renewal == renewFragile || failed > 2 && l.s.renewal == renewThrice {
 			return
 		}
 		if l.s.renewal == renewLate {
