@@ -97,8 +97,11 @@ func TestMild(t *testing.T) {
 	}{
 		"polls without a pause": {func(s *simple) { s.polls = time.Millisecond }, "WaiterServed", "a waiter sent at least 200 messages in a second"},
 		"is slow three times":   {func(s *simple) { s.tryWaits = 3 }, "Exclusive", ""},
-		"has an old session":    {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "LeaseLasts", ""},
-		"and odd TTLs":          {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "OddTTLs", ""},
+		"gives up after a while": {
+			func(s *simple) { s.acquires = givesUp }, "WaiterServed", "an acquisition of a held lock returned before its context ended: dlock: held by another owner",
+		},
+		"has an old session": {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "LeaseLasts", ""},
+		"and odd TTLs":       {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "OddTTLs", ""},
 		"says nothing": {
 			func(s *simple) { s.saysNothing = true }, "EndsWithContext",
 			"a release that reached no server returned no error: the lock may stay held for the rest of its lease",

@@ -1549,3 +1549,14 @@ func goesOn(ctx context.Context, s *simple, key string, _ func() (scenarios.Leas
 		return nil, dlock.ErrClosed
 	}
 }
+
+// givesUp has a waiter wait for two seconds at most.
+func givesUp(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	l, err := s.acquire(short, key)
+	if err != nil && ctx.Err() == nil {
+		err = dlock.ErrHeld
+	}
+	return l, err
+}
