@@ -100,6 +100,10 @@ func TestMild(t *testing.T) {
 		"gives up after a while": {
 			func(s *simple) { s.acquires = givesUp }, "WaiterServed", "an acquisition of a held lock returned before its context ended: dlock: held by another owner",
 		},
+		"time as the token": {
+			func(s *simple) { s.epoch = 946684800 }, "TokensIncrease",
+			"the token 946684801 is a clock's time in units of 1s: if the clock is set back, later holders get smaller ones",
+		},
 		"has an old session": {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "LeaseLasts", ""},
 		"and odd TTLs":       {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "OddTTLs", ""},
 		"says nothing": {

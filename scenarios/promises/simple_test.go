@@ -59,6 +59,7 @@ type simple struct {
 	reentrant    bool   // a client that holds the lock gets it again
 	tokenAfter   bool   // the token is minted in another message, after the grant
 	tokenRead    bool   // the token is read in another message, after the grant
+	epoch        uint64 // where tokens begin, for all keys
 	clockToken   bool   // the token is the server's time
 	tokenFirst   bool   // the token is minted in another message, before the wait
 	tokenByOwner bool   // the token grows when the lock changes hands between clients
@@ -625,7 +626,7 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 	if s.randomTokens {
 		fence = 1 + uint64(time.Now().UnixNano()%1000)
 	}
-	l := &lease{s: s, key: key, value: value, fence: max(fence, 1), renewing: make(chan struct{}, 1)}
+	l := &lease{s: s, key: key, value: value, fence: s.epoch + max(fence, 1), renewing: make(chan struct{}, 1)}
 	if s.single {
 		if before := s.only.Swap(l); before != nil {
 			release.Run(ctx, s.redis, []string{before.key}, before.value)
