@@ -24,7 +24,7 @@ func releaseRepeated(c *check) {
 			l := c.take(a, key)
 			c.release(l)
 			if of == "the same client" {
-				b = a
+				b = c.again(a)
 			}
 			later := c.take(b, key)
 			c.free(l)
@@ -48,9 +48,9 @@ func releaseRetried(c *check) {
 		a, other, key := c.times(10), c.client(), newKey() // at worst the lock comes free when the lease expires
 		l := c.take(a, key)
 		c.during(a, (*faults.Link).LoseReplies, releasing(l))
-		later, err := c.acquire(a, key)
+		later, err := c.acquire(c.again(a), key)
 		if err != nil {
-			c.cannot("after a release whose reply was lost its client got no lock: %v", err)
+			c.cannot("after a release whose reply was lost nobody got the lock: %v", err)
 		}
 		c.free(l)
 		sure = c.stays(later, other, key, "a release whose reply had been lost was retried,") // its client may retry the release, too
@@ -59,10 +59,21 @@ func releaseRetried(c *check) {
 	})
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
-	r := c.during(a, (*faults.Link).LoseRequests, releasing(l))
-	if r.err != nil && c.do(l.Release) == nil {
-		c.comesFree(b, key, "a release whose request had been lost was retried, and returned no error,")
+	err, after := c.during(a, (*faults.Link).LoseRequests, releasing(l)).err, "a release whose request was lost returned no error,"
+	if err != nil {
+		err, after = c.do(l.Release), "a release whose request had been lost was retried, and returned no error,"
 	}
+	if err == nil {
+		c.comesFree(b, key, after)
+	}
+}
+
+// again returns who is granted the lock that a has had: a itself, unless its releases count, whichever grant they are of.
+func (c *check) again(a *client) *client {
+	if c.k.Service.Reentrant {
+		return c.times(10)
+	}
+	return a
 }
 
 // releasesOn: after each release that hangs, another client's shows whether the servers are the cause.
@@ -128,7 +139,7 @@ func releaseStale(c *check) {
 		heal := c.inject(a, (*faults.Link).Cut)
 		c.free(c.take(b, key))
 		heal()
-		later, err := c.tryFor(2*patience, pause, a, key) // it may have to reconnect
+		later, err := c.tryFor(2*patience, pause, c.again(a), key) // it may have to reconnect
 		if err != nil {
 			c.cannot("a client that had been cut off got no lock within %v: %v", patience, err)
 		}
@@ -590,11 +601,17 @@ func closeEnds(c *check) {
 	closed, b, key := c.times(3), c.client(), newKey()
 	l := c.take(closed, key)
 	c.close(closed, limit)
+	probe, first := c.try(b, key)
+	c.free(probe)
 	next, err := c.acquire(b, key)
 	now := time.Now()
 	switch {
 	case err == nil:
-		if lasts(l, now) {
+		switch {
+		case !lasts(l, now):
+		case errors.Is(first, dlock.ErrHeld) && l.Until().IsZero() && !c.ends(l, patience): // it wasn't freed: it ran out
+			c.breaks("Close ended renewals, another client was granted the lock, and %v later its holder's context hadn't ended", patience)
+		default:
 			c.notes("Close freed the lock while its holder's lease lasted: first release it, or wait for its end")
 		}
 		c.free(next)
@@ -607,18 +624,28 @@ func closeEnds(c *check) {
 	}
 }
 
+// closedCalls checks that calls of a closed client return, one that waited when it was closed, too, and that this leaves nothing.
 func (c *check) closedCalls() {
 	a, b, key := c.lasting(), c.client(), newKey()
 	held, l := c.take(a, key), c.take(b, newKey())
 	limit := c.k.TTL + patience
-	waited := c.begin(c.k.TTL, acquiring(b, key))
+	waited := c.begin(4*c.k.TTL, acquiring(b, key))
 	time.Sleep(5 * pause)
-	if !c.close(b, limit) {
-		c.breaks("Close hadn't returned after %v while an acquisition of its client waited", limit)
+	shut := func() {
+		if !c.close(b, limit) {
+			c.breaks("Close, called four times at once, hadn't returned after %v while an acquisition of its client waited", limit)
+		}
 	}
-	if !(<-waited).returned {
+	c.together(shut, shut, shut, shut)
+	c.release(held)
+	time.Sleep(c.k.TTL) // what goes on in its place may poll
+	r := <-waited
+	if !r.returned {
 		c.breaks("an acquisition that waited when its client was closed hadn't returned %v after its context had ended", patience)
 	}
+	got, _ := r.granted()
+	c.free(got)
+	c.comesFree(c.client(), key, "a client was closed while an acquisition of it waited, and the holder's release,")
 	for what, call := range map[string]call{
 		"Release": releasing(l), "Close": without(func(context.Context) error { return b.Close() }), "Acquire": acquiring(b, key),
 	} {
@@ -626,7 +653,6 @@ func (c *check) closedCalls() {
 			c.breaks("after Close, %s hadn't returned %v after its context had ended", what, patience)
 		}
 	}
-	c.free(held)
 }
 
 func (c *check) releasedAndClosed() {

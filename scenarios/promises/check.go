@@ -390,15 +390,16 @@ func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.
 }
 
 type wait struct {
-	c    *check
-	stop context.CancelFunc
-	done chan result
+	c      *check
+	stop   context.CancelFunc
+	done   chan result
+	failed *atomic.Value // why one of its calls returned before its context ended, as a string
 }
 
 // wait starts an acquisition that retries, since the lock's own timeout may be too short. Call served to end it.
 func (c *check) wait(cl *client, key string) wait {
 	ctx, stop := context.WithCancel(c.ctx)
-	w := wait{c, stop, make(chan result, 1)}
+	w := wait{c, stop, make(chan result, 1), new(atomic.Value)}
 	go func() {
 		for why := error(nil); ; time.Sleep(pause) {
 			l, err := c.guarded(func() (scenarios.Lease, error) { return cl.Acquire(ctx, key) })
@@ -412,6 +413,7 @@ func (c *check) wait(cl *client, key string) wait {
 				return
 			}
 			why = err
+			w.failed.Store(fmt.Sprint(err))
 		}
 	}()
 	return w

@@ -217,6 +217,11 @@ func tokensIncrease(c *check) {
 	idle := newKey()
 	early := c.take(a, idle)
 	c.free(early)
+	for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond, time.Nanosecond} {
+		if at := time.Unix(0, int64(early.Fence())*int64(unit)); time.Since(at).Abs() < time.Minute { //nolint:gosec // what doesn't fit is no time
+			c.notes("the token %d is a clock's time in units of %v: if the clock is set back, later holders get smaller ones", early.Fence(), unit)
+		}
+	}
 	var last uint64
 	next := func(cl *client, after string) scenarios.Lease {
 		l := c.take(cl, key)

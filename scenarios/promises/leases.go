@@ -32,6 +32,9 @@ func leaseLasts(c *check) {
 	a, b := c.client(), c.client()
 	wg.Go(func() { c.allTold(a, b) })
 	wg.Go(func() { c.together(c.outlivesReleased) })
+	if c.k.Service.Reentrant {
+		wg.Go(func() { c.together(c.nested) })
+	}
 	wg.Wait()
 	if checked.Load() == 0 {
 		c.cannot("TryAcquire of a free lock granted no lease that lasted")
@@ -55,6 +58,37 @@ func (c *check) outlivesReleased() {
 	}
 }
 
+// nested checks that a client that has got a lock twice has it until it has released it twice, and no longer.
+func (c *check) nested() {
+	ended := thrice{c: c, last: time.Now()}
+	twice := func(a *client, key string) (outer, inner scenarios.Lease) {
+		outer = c.take(a, key)
+		inner, err := c.try(a, key)
+		if err != nil {
+			c.cannot("Service.Reentrant: the client that held a lock didn't get it again: %v", err)
+		}
+		return outer, inner
+	}
+	c.often(func() (sure bool) {
+		a, b, key := c.times(3), c.times(3), newKey()
+		l, inner := twice(a, key)
+		same := c.take(b, newKey())
+		if c.release(inner); !c.k.Service.NoRenew {
+			time.Sleep(l.TTL() + c.k.TTL)
+		}
+		sure = c.stays(l, b, key, "the release of its holder's second grant")
+		ended.see(endsAlone(l, same), "3 times a lease ended after the release of its holder's second grant; that of another client lasted")
+		c.free(l, same)
+		return sure
+	})
+	a, key := c.lasting(), newKey()
+	l, inner := twice(a, key)
+	c.release(inner)
+	c.release(l)
+	c.comesFree(c.client(), key, "both grants of a client, and their releases,")
+}
+
+// allTold checks that each lease of a client that is cut off ends.
 func (c *check) allTold(a, b *client) {
 	keys := []string{newKey(), newKey(), newKey()}
 	var leases []scenarios.Lease
@@ -107,11 +141,13 @@ func leaseRenewed(c *check) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for kind, loss := range losses {
-		wg.Go(func() {
-			if c.repeatedly(func() bool { return c.endsByLoss(loss) }) {
-				c.breaks("three times a lease ended after one of its renewals had lost its %s; one whose client had had to connect again went on", kind)
-			}
-		})
+		for says, n := range map[string]int{"one of its renewals": 1, "four of its renewals, not in a row,": 4} {
+			wg.Go(func() {
+				if c.repeatedly(func() bool { return c.endsByLoss(loss, n) }) {
+					c.breaks("three times a lease ended after %s had lost its %s; one whose client had had to connect again as often went on", says, kind)
+				}
+			})
+		}
 	}
 	wg.Go(func() {
 		c.together(func() { c.many(16, 3, true) }, func() { c.many(200, 6, false) }, func() { c.waitedFor(c.times(3)) })
@@ -303,13 +339,16 @@ func (c *check) addUp() {
 	c.comesFree(c.client(), key, fmt.Sprintf("%d renewals in a row, and the loss of its holder,", renewals))
 }
 
-// endsByLoss reports whether a renewal's lost message ends a lease. If the broken connection is the cause, as with a session, the
-// lease of another client that had to reconnect ends, too.
-func (c *check) endsByLoss(loss lossFault) bool {
+// endsByLoss reports whether a lease ends because that many renewals lose a message, each after one that succeeded, and not because
+// the connection breaks with it, as a session may: another, whose client has had to connect again as often, lasts.
+func (c *check) endsByLoss(loss lossFault, losses int) bool {
 	var clients []*client
 	var leases []scenarios.Lease
 	for range 2 {
 		ttl := 9 * c.k.TTL
+		if losses > 1 { // it takes long
+			ttl = 6 * c.k.TTL
+		}
 		if c.k.Fixed {
 			ttl = c.k.TTL
 		}
@@ -324,20 +363,38 @@ func (c *check) endsByLoss(loss lossFault) bool {
 		defer c.free(l)
 		clients, leases = append(clients, cl), append(leases, l)
 	}
-	for i, fault := range []linkFault{(*faults.Link).Refuse, loss.from(1)} {
-		heal, err := c.injected(clients[i], fault)
-		for end := time.Now().Add(leases[i].TTL()); i == 1 && !clients[i].loses() && time.Now().Before(end) && c.ctx.Err() == nil; {
-			time.Sleep(pause)
+	for n := 1; n <= losses && leases[1].Context().Err() == nil; n++ {
+		for i, fault := range []linkFault{(*faults.Link).Refuse, loss.from(1)} {
+			heal, err := c.injected(clients[i], fault)
+			for end := time.Now().Add(leases[i].TTL()); i == 1 && !clients[i].loses() && time.Now().Before(end) && c.ctx.Err() == nil; {
+				time.Sleep(pause)
+			}
+			heal()
+			if err != nil || !c.gets(clients[i]) { // it connects again
+				return false
+			}
 		}
-		heal()
-		if err != nil || !c.gets(clients[i]) { // it reconnects
-			return false
+		if n < losses {
+			c.renewedOnce(leases[1])
 		}
 	}
 	c.ends(leases[1], leases[1].TTL()+c.k.TTL)
 	return endsAlone(leases[1], leases[0])
 }
 
+// renewedOnce waits until a lease has been renewed or has ended.
+func (c *check) renewedOnce(l scenarios.Lease) {
+	until := l.Until()
+	if until.IsZero() { // as long as that may take
+		c.ends(l, l.TTL()*2/3)
+		return
+	}
+	for l.Context().Err() == nil && l.Until().Equal(until) && time.Now().Before(until) {
+		time.Sleep(pause)
+	}
+}
+
+// renews checks that leases are renewed for as long as hold.
 func (c *check) renews(hold time.Duration) bool {
 	says, began := "hadn't been renewed; is Service.NoRenew missing?", time.Now()
 	for range 3 { // a stall may end one
@@ -363,8 +420,13 @@ func (c *check) renews(hold time.Duration) bool {
 }
 
 func (c *check) sameClient() {
+	freesOld := func(_ *client, _, _ string, old scenarios.Lease) {
+		if !c.k.Service.Reentrant { // its releases count, whichever grant they are of
+			c.free(old)
+		}
+	}
 	calls := map[string]func(a *client, key, held string, old scenarios.Lease){
-		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) },
+		"the release of an old lease of the same lock": freesOld,
 		"a failed try of its own client":               func(a *client, key, _ string, _ scenarios.Lease) { _, _ = c.try(a, key) },
 		"its client's release of another lock, and a failed try": func(a *client, _, held string, _ scenarios.Lease) {
 			c.connect(a)
@@ -385,7 +447,7 @@ func (c *check) sameClient() {
 		}
 	}
 	parts := []func(){func() {
-		c.keepsOn("the release of a lease of the same lock that had run out", true, func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) })
+		c.keepsOn("the release of a lease of the same lock that had run out", true, freesOld)
 	}}
 	for what, call := range calls {
 		parts = append(parts, func() { c.keepsOn(what, false, call) })
@@ -588,6 +650,7 @@ func (c *check) toldAndRenewed() {
 func oddTTLs(c *check) {
 	ttls := []time.Duration{
 		999 * time.Microsecond, 3 * time.Millisecond / 2, time.Second + 1, 2*c.k.TTL - time.Millisecond/2, 3*c.k.TTL - time.Millisecond/2,
+		c.k.TTL.Truncate(time.Second) + 1400*time.Millisecond, // not the nearest second
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -653,13 +716,15 @@ func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance str
 		circumstance += fmt.Sprintf(" (its replies took %v)", slow.Round(time.Millisecond))
 	}
 	end := first.Until()
-	if end.IsZero() {
-		end = start.Add(first.TTL()) // it began no earlier
+	told := isOver(first)
+	known := !end.IsZero()
+	if !known {
+		end = start.Add(first.TTL()) // it began no earlier, but its session may have: then its holder is told
 	}
-	if early := end.Sub(now); early > 0 {
+	if early := end.Sub(now); early > 0 && (known || !told) {
 		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early, first.TTL(), circumstance)
 	}
-	if notified && !isOver(first) {
+	if notified && !told {
 		if !c.ends(first, patience) {
 			c.breaks("a holder's context hadn't ended %v after its successor's grant%s", patience, circumstance)
 		} else if !renewed { // LeaseLasts covers a holder that is told late

@@ -16,14 +16,15 @@ import (
 // majority is a lock on a majority of servers. Its token is that of the first server that grants it.
 type majority struct {
 	locks  []scenarios.Lock
-	limit  time.Duration // of a request to one server
-	renew  int           // how many servers can renew a lease
-	stops  time.Duration // how long after the first error releases stop at errors
-	spares bool          // a release skips servers that didn't reply
+	limit  time.Duration // of a request to one of them
+	renew  int           // how many are enough to renew a lease
+	stops  time.Duration // for how long a release does at the first error
+	spares bool          // whether a release spares servers that didn't reply
+	stays  bool          // whether an acquisition that fails spares those that did, unless another has the lock
 }
 
 func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), l *simple) (scenarios.Lock, error) {
-	m := majority{spares: l.spares, limit: s.TTL / 4, renew: 2, stops: time.Duration(l.releaseStops) * time.Second}
+	m := majority{spares: l.spares, stays: l.tryStays, limit: s.TTL / 4, renew: 2, stops: time.Duration(l.releaseStops) * time.Second}
 	if l.unlimited {
 		m.limit = time.Hour
 	}
@@ -72,7 +73,9 @@ func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, 
 		}
 		return &l, nil
 	}
-	_ = l.Release(context.WithoutCancel(ctx))
+	if !m.stays || errors.Is(failed, dlock.ErrHeld) {
+		_ = l.Release(context.WithoutCancel(ctx))
+	}
 	return nil, failed
 }
 

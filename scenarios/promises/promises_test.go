@@ -66,7 +66,7 @@ func (typed) behind(l scenarios.Lease, err error) (scenarios.Lease, error) {
 func TestKept(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		l, err := open(func(s *simple) { s.saysNothing, s.closeFrees, s.saysHeld, s.keeps = true, true, true, true })(ctx, s)
+		l, err := open(func(s *simple) { s.closeFrees, s.saysHeld, s.keeps = true, true, true })(ctx, s)
 		return typed{l}, err
 	}, func(t *testing.T, k promises.Kit) {
 		r := promises.Run(t, k)
@@ -75,11 +75,8 @@ func TestKept(t *testing.T) {
 			"AcquireLate": "an acquisition that was refused returned that another client held the lock, which nobody had touched",
 			"DataLoss": "after the servers had lost their data the next token was 1, and the one before 1: " +
 				"a store that checks tokens will refuse later holders until somebody raises the lock's counter",
-			"CloseEnds":       "Close freed the lock while its holder's lease lasted: first release it, or wait for its end",
-			"EndsWithContext": "a release that reached no server returned no error: the lock may stay held for the rest of its lease",
-			"EveryMessage":    "after TryAcquire's connection broke instead of its reply number 1 its lock was held: until the end of a lease that nobody knew of",
-			"ReleaseStale": "the release of a lease that had run out, and whose lock another client had had since, returned no error: " +
-				"only the lease's context tells its holder",
+			"CloseEnds":    "Close freed the lock while its holder's lease lasted: first release it, or wait for its end",
+			"EveryMessage": "after TryAcquire's connection broke instead of its reply number 1 its lock was held: until the end of a lease that nobody knew of",
 		}
 		for _, row := range r.Rows {
 			if !row.Excluded {
@@ -97,6 +94,23 @@ func TestMild(t *testing.T) {
 	}{
 		"polls without a pause": {func(s *simple) { s.polls = time.Millisecond }, "WaiterServed", "a waiter sent at least 200 messages in a second"},
 		"is slow three times":   {func(s *simple) { s.tryWaits = 3 }, "Exclusive", ""},
+		"gives up after a while": {
+			func(s *simple) { s.acquires = givesUp }, "WaiterServed", "an acquisition of a held lock returned before its context ended: dlock: held by another owner",
+		},
+		"time as the token": {
+			func(s *simple) { s.epoch = 946684800 }, "TokensIncrease",
+			"the token 946684801 is a clock's time in units of 1s: if the clock is set back, later holders get smaller ones",
+		},
+		"has an old session": {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "LeaseLasts", ""},
+		"and odd TTLs":       {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "OddTTLs", ""},
+		"says nothing": {
+			func(s *simple) { s.saysNothing = true }, "EndsWithContext",
+			"a release that reached no server returned no error: the lock may stay held for the rest of its lease",
+		},
+		"nor after its lease": {
+			func(s *simple) { s.saysNothing = true }, "ReleaseStale", "the release of a lease that had run out, and whose lock another " +
+				"client had had since, returned no error: only the lease's context tells its holder",
+		},
 		"fails while it connects again": {
 			func(s *simple) { s.majority, s.releaseStops = true, 1 }, "Partition", "",
 		},
@@ -373,6 +387,7 @@ func TestBroken(t *testing.T) {
 		"a refused try ends its own":    {func(s *simple) { endsOwn(s, true) }, []string{"OneClient"}},
 		"a renewal that fails counts":   {func(s *simple) { s.hopes = true }, []string{"RenewedByHand"}},
 		"a silent server isn't freed":   {func(s *simple) { s.majority, s.spares = true, true }, []string{"Partition"}},
+		"a refused try stays":           {func(s *simple) { s.majority, s.tryStays = true, true }, []string{"Partition"}},
 		"takes its own lease for new":   {func(s *simple) { s.tryCalls = recognizes }, []string{"AcquireLate"}},
 		"a failed release insists":      {func(s *simple) { s.releases = insists }, []string{"ReleaseRetried"}},
 	} {
@@ -408,11 +423,13 @@ func TestBrokenOnce(t *testing.T) {
 		"a token read after the grant":      {1, func(s *simple) { s.tokenRead = true }, "TokensIncrease"},
 		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed"},
 		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
+		"renewed until three have failed":   {1, func(s *simple) { s.renewal = renewThrice }, "LeaseRenewed"},
 		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed"},
 		"renewed until one is lost":         {1, func(s *simple) { s.renewal = renewToLoss }, "HolderReturns LeaseRenewed"},
 		"a closed client's goroutine":       {1, func(s *simple) { s.leaksClosed = true }, "NothingLeft"},
 		"waits on when it is closed":        {1, func(s *simple) { s.waitsOn = true }, "CloseEnds"},
 		"whole seconds":                     {1, func(s *simple) { s.seconds = true }, "OddTTLs"},
+		"the nearest second":                {1, func(s *simple) { s.nearest = true }, "OddTTLs"},
 		"microseconds are for ever":         {1, func(s *simple) { s.shortForEver = true }, "OddTTLs"},
 		"absolute time":                     {1, func(s *simple) { s.absolute = true }, "ClockSkew"},
 		"the token is the owner":            {1, func(s *simple) { s.tokenOwner = true }, "DataLoss"},
@@ -443,6 +460,10 @@ func TestBrokenOnce(t *testing.T) {
 		"released while it is renewed":      {1, func(s *simple) { s.renewal = renewVersions }, "WaiterServed"},
 		"a served waiter ends the others":   {1, func(s *simple) { s.acquires = endsOthers }, "WaiterServed"},
 		"a counter that is also a key":      {1, func(s *simple) { s.counter = ":fence" }, "KeysIndependent"},
+		"two Closes at once panic":          {1, func(s *simple) { s.closeRaces = true }, "CloseEnds"},
+		"granted when it is closed":         {1, func(s *simple) { s.renewal, s.waitStays, s.acquires = renewRight, true, goesOn }, "CloseEnds"},
+		"Close tells no holder":             {1, func(s *simple) { s.renewal, s.endless = renewUnclosed, true }, "CloseEnds"},
+		"a release says nothing":            {1, func(s *simple) { s.saysNothing = true }, "ReleaseRetried"},
 		"one of three servers":              {3, func(*simple) {}, "DataLoss"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -469,6 +490,44 @@ func TestBrokenOnce(t *testing.T) {
 					}
 				})
 			}
+		})
+	}
+}
+
+// A reentrant lock keeps what it has until all its grants are released. Releases may count, whichever grants they are of.
+func TestReentrant(t *testing.T) {
+	t.Parallel()
+	counts := func(*hold, bool) {}
+	for name, c := range map[string]struct {
+		set    func(*simple)
+		broken []string
+	}{
+		"counts":                 {counting(counts), nil},
+		"counts, and renews":     {func(s *simple) { s.renewal = renewRight; counting(counts)(s) }, nil},
+		"an inner release frees": {func(s *simple) { s.reentrant = true }, []string{"LeaseLasts"}},
+		"an inner grant counts twice": {counting(func(h *hold, gets bool) {
+			if gets {
+				h.n++
+			}
+		}), []string{"LeaseLasts"}},
+		"an inner release ends renewals": {func(s *simple) {
+			s.renewal = renewRight
+			counting(func(h *hold, gets bool) {
+				if !gets {
+					h.l.cancel()
+				}
+			})(s)
+		}, []string{"LeaseLasts"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			lock := new(simple)
+			c.set(lock)
+			virtually(t, 1, open(c.set), func(t *testing.T, k promises.Kit) {
+				k.Only = []string{"LeaseLasts", "LeaseRenewed", "HolderReturns", "ReleaseRepeated", "ReleaseRetried", "ReleaseStale"}
+				k.Service.Reentrant, k.Service.NoRenew = true, lock.renewal == renewNever
+				requireBroken(t, promises.Run(t, k), c.broken...)
+			})
 		})
 	}
 }

@@ -52,6 +52,7 @@ func partition(c *check) {
 	defer wg.Wait()
 	if n > 2 { // one of two is no minority
 		wg.Go(c.spared)
+		wg.Go(func() { c.together(c.undoes) })
 	}
 	for _, reached := range []int{n / 2, n - n/2} { // by a; b reaches the others
 		a, b, key := c.lasting(), c.lasting(), newKey()
@@ -99,7 +100,36 @@ func partition(c *check) {
 	c.free(second)
 }
 
-// spared checks that a client gets locks without one server, unless that is the leader.
+// undoes checks that acquisitions that too few servers granted leave nothing on them.
+func (c *check) undoes() {
+	few := (len(c.k.Service.Nodes) - 1) / 2
+	var why error
+	if !c.k.Fixed && c.repeatedly(func() (isBroken bool) {
+		a, b, other, key := c.lasting(), c.lasting(), c.client(), newKey()
+		c.connect(a, b, other)
+		var failed int
+		var heals []func()
+		for i, cl := range []*client{a, b} {
+			heals = append(heals, c.inject(&client{links: cl.links[:i*few]}, (*faults.Link).Refuse), c.inject(&client{links: cl.links[(i+1)*few:]}, (*faults.Link).Refuse))
+			l, err := c.try(cl, key)
+			if c.free(l); err != nil {
+				failed++
+			}
+		}
+		for _, heal := range heals {
+			heal()
+		}
+		if failed < 2 { // servers forward requests
+			return false
+		}
+		why = c.wait(other, key).pass(c.limit())
+		return why != nil && c.gets(other)
+	}) {
+		c.breaks("three times, after two clients that each reached only %d of %d servers had failed to get a lock, nobody got it in %v or more: %v", few, len(c.k.Service.Nodes), c.limit(), why)
+	}
+}
+
+// spared checks that a client gets locks if one server doesn't answer it. Only one may be needed: a leader.
 func (c *check) spared() {
 	n := len(c.k.Service.Nodes)
 	var wg sync.WaitGroup

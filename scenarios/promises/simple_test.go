@@ -96,9 +96,11 @@ type simple struct {
 	lateWaited   bool
 	cleansUp     bool // one owner, and a failed try is undone for a while
 	callTime     bool
-	lost         bool // a release is forgotten if the client is closed within half a second
-	tires        bool // the 20th release of a lock does nothing
-	mutexes      bool // a failed acquisition leaves its client's mutex of the key locked
+	lost         bool   // a release is forgotten if the client is closed within half a second
+	tires        bool   // the 20th release of a lock does nothing
+	mutexes      bool   // a failed acquisition leaves its client's mutex of the key locked
+	nearest      bool   // or rounded
+	epoch        uint64 // where tokens begin, for all keys
 	mutex        sync.Map
 	tried        atomic.Value // the last key that a try found held
 	calls        chan struct{}
@@ -139,21 +141,25 @@ type simple struct {
 	counts       bool                    // likewise, and grants are counted
 	hash         func(key []byte) uint32 // replaces the key
 	takes        func(key string) string // what the server takes for the key
-	releases     func(ctx context.Context, l *lease, release func() error) error
-	acquires     func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error)
-	tryCalls     func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error)
-	observes     func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
-	deafens      bool                                                                 // after an error, waiters wait for the lease to expire
-	deafened     atomic.Bool
-	perKey       bool     // the release of an old lease ends the renewals of its key
-	leases       sync.Map // that are renewed, by key
-	room         int32    // if not 0, how many leases are renewed
-	renewed      atomic.Int32
-	script       *redis.Script // of renewals
-	hopes        bool
-	spares       bool // a majority's release skips the servers that didn't reply
-	closeStays   bool
-	renewOnce    bool
+	// What else a call does.
+	releases   func(ctx context.Context, l *lease, release func() error) error
+	acquires   func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error)
+	tryCalls   func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error)
+	observes   func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
+	deafens    bool                                                                 // an error: waiters then wait for the lease's end
+	deafened   atomic.Bool
+	perKey     bool     // the release of an old lease ends the renewals of its key
+	leases     sync.Map // that are renewed, by key
+	room       int32    // if not 0, how many leases are renewed
+	renewed    atomic.Int32
+	script     *redis.Script // of renewals
+	hopes      bool          // a renewal by hand that fails prolongs the lease for its holder
+	spares     bool          // a majority's release spares the servers that didn't reply
+	closeRaces bool          // two calls of Close at once may both close the client
+	waitStays  bool          // Close leaves the connections, and what is granted after it is renewed for good
+	tryStays   bool          // and an acquisition that fails those that did, unless another has the lock
+	closeStays bool          // a lease that is held when its client is closed leaves a goroutine
+	renewOnce  bool          // the renewals' script is loaded when the client opens
 
 	ahead    *atomic.Int64
 	released atomic.Int32
@@ -194,12 +200,14 @@ const (
 	renewAlive      // while the server has its data, whoever holds it
 	renewUpserts    // once more after the release, and even if nobody holds it
 	renewUnreleased // until a release has succeeded
-	renewKeyOnce    // not keys of which the client has lost a lease
-	renewInTurn
-	renewDespite  // though the holder has been told of the loss; the lease isn't released then
-	renewStays    // a renewal that is under way at the release leaks a goroutine
-	renewVersions // as renewVersion, and the release knows those that got a reply
-	renewGroup    // until one of the client's concurrent leases is lost
+	renewKeyOnce    // but no key of which the client has lost a lease
+	renewInTurn     // one lease of a client after the other
+	renewDespite    // though the holder has been told that the lease is lost, and then it isn't released
+	renewStays      // and a renewal that is under way at the release leaves a goroutine
+	renewVersions   // as renewVersion, and the release knows those that were replied to
+	renewGroup      // until one of the leases that its client has at the same time is lost
+	renewThrice     // until three have failed
+	renewUnclosed   // but when the client is closed the holder isn't told
 )
 
 type lease struct {
@@ -484,6 +492,9 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 	if s.seconds && ttl > time.Second {
 		ttl = ttl.Truncate(time.Second)
 	}
+	if s.nearest && ttl > time.Second {
+		ttl = ttl.Round(time.Second)
+	}
 	if s.patternHeld {
 		for i := 1; i < len(key); i++ {
 			if n, err := s.redis.Exists(ctx, key[:i]).Result(); n > 0 || err != nil {
@@ -612,7 +623,7 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 	if s.randomTokens {
 		fence = 1 + uint64(time.Now().UnixNano()%1000)
 	}
-	l := &lease{s: s, key: key, value: value, fence: max(fence, 1), renewing: make(chan struct{}, 1)}
+	l := &lease{s: s, key: key, value: value, fence: s.epoch + max(fence, 1), renewing: make(chan struct{}, 1)}
 	if s.single {
 		if before := s.only.Swap(l); before != nil {
 			release.Run(ctx, s.redis, []string{before.key}, before.value)
@@ -701,7 +712,7 @@ func (s *simple) mint(ctx context.Context, key string) uint64 {
 }
 
 func (l *lease) renew(ctx context.Context) {
-	refused, untold := false, false
+	refused, untold, failed := false, false, 0
 	defer func() {
 		if !refused && !untold {
 			if l.ctx.Err() == nil {
@@ -722,10 +733,11 @@ func (l *lease) renew(ctx context.Context) {
 	if l.s.renewal == renewUpserts {
 		script = upsert
 	}
-	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewDespite || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(l.Until()); {
+	orphan := l.s.waitStays && isClosed(l.s.closed)
+	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewDespite || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(*l.until.Load()); {
 		tries++
 		closed := l.s.closed
-		if l.s.renewal == renewForEver {
+		if l.s.renewal == renewForEver || orphan {
 			closed = nil
 		}
 		select {
@@ -734,6 +746,7 @@ func (l *lease) renew(ctx context.Context) {
 			if l.s.closeStays {
 				time.Sleep(50 * time.Second)
 			}
+			untold = untold || l.s.renewal == renewUnclosed
 			return
 		}
 		if _, ok := l.s.leases.Load(l.key); l.s.perKey && !ok || l.s.room > 0 && number > l.s.room {
@@ -754,7 +767,7 @@ func (l *lease) renew(ctx context.Context) {
 			continue
 		}
 		start, ttl := time.Now(), l.s.ttl.Milliseconds()
-		short, cancel := context.WithDeadline(ctx, l.Until())
+		short, cancel := context.WithDeadline(ctx, *l.until.Load())
 		if l.s.renewal == renewForEver {
 			short = ctx
 		}
@@ -829,14 +842,17 @@ func (l *lease) renew(ctx context.Context) {
 		if err != nil && l.s.renewal == renewDespite {
 			l.cancel()
 		}
-		if err != nil && l.s.renewal == renewFragile {
+		if err != nil {
+			failed++
+		}
+		if failed > 0 && l.s.renewal == renewFragile || failed > 2 && l.s.renewal == renewThrice {
 			return
 		}
 		if l.s.renewal == renewLate {
 			start = time.Now()
 		}
 		untold = untold || err == nil && l.s.renewal == renewUntold
-		if until := start.Add(l.s.ttl); err == nil && until.After(l.Until()) {
+		if until := start.Add(l.s.ttl); err == nil && until.After(*l.until.Load()) {
 			l.until.Store(&until)
 		}
 	}
@@ -1119,7 +1135,18 @@ func (s *simple) allHeld() []*lease {
 }
 
 func (s *simple) Close() error {
-	s.close.Do(func() { close(s.closed) })
+	ends := s.close.Do
+	if s.closeRaces {
+		if isClosed(s.closed) {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+		ends = func(f func()) { f() }
+	}
+	ends(func() { close(s.closed) })
+	if s.waitStays {
+		return nil
+	}
 	for _, sub := range s.sessions {
 		_ = sub.Close()
 	}
@@ -1411,6 +1438,115 @@ func recognizes(ctx context.Context, s *simple, key string, try func(context.Con
 		again := s.granted(context.WithValue(ctx, valueKey{}, own), key)
 		again.fence, err = s.redis.Get(ctx, key+":number").Uint64()
 		return again, err
+	}
+	return l, err
+}
+
+// inSession has a lease end, and its holder be told, with a session whose last renewal was half a TTL ago.
+func inSession(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+	start := time.Now()
+	l, err := try(ctx)
+	if err == nil {
+		l.(*lease).timer.Reset(time.Until(start.Add(s.ttl / 2)))
+		err = s.redis.PExpire(ctx, key, s.ttl/2).Err()
+	}
+	return l, err
+}
+
+// hold is a lock that a client has got n times.
+type hold struct {
+	l *lease
+	n int
+}
+
+// counting has a client get the lock that it holds again. nested is called for each such grant, and for each release but the last.
+func counting(nested func(h *hold, gets bool)) func(s *simple) {
+	return func(s *simple) {
+		var mu sync.Mutex
+		holds := map[string]*hold{}
+		held := func(key string, more int) (l *lease, n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			h := holds[key]
+			if h == nil || h.l.ctx.Err() != nil {
+				return nil, 0
+			}
+			if h.n += more; h.n == 0 {
+				delete(holds, key)
+			} else {
+				nested(h, more > 0)
+			}
+			return h.l, h.n
+		}
+		get := func(key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+			if l, _ := held(key, 1); l != nil {
+				return l, nil
+			}
+			l, err := acquire()
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				holds[key] = &hold{l.(*lease), 1}
+			}
+			return l, err
+		}
+		s.tryCalls = func(ctx context.Context, _ *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+			return get(key, func() (scenarios.Lease, error) { return try(ctx) })
+		}
+		s.acquires = func(_ context.Context, _ *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+			return get(key, acquire)
+		}
+		s.releases = func(ctx context.Context, l *lease, release func() error) error {
+			switch h, n := held(l.key, -1); {
+			case h == nil:
+				return release()
+			case n > 0:
+				return nil
+			default:
+				return h.release(ctx)
+			}
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// goesOn has a waiter return when its client is closed, and wait for the lock nevertheless.
+func goesOn(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	type result struct {
+		l   scenarios.Lease
+		err error
+	}
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	leaves := context.AfterFunc(ctx, end)
+	done := make(chan result, 1)
+	go func() {
+		l, err := s.acquire(life, key)
+		done <- result{l, err}
+	}()
+	select {
+	case r := <-done:
+		return r.l, r.err
+	case <-s.closed:
+		leaves()
+		return nil, dlock.ErrClosed
+	}
+}
+
+// givesUp has a waiter wait for two seconds at most.
+func givesUp(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	l, err := s.acquire(short, key)
+	if err != nil && ctx.Err() == nil {
+		err = dlock.ErrHeld
 	}
 	return l, err
 }

@@ -334,6 +334,9 @@ func (c *check) longWaiter(what string, fault linkFault) {
 			c.blocked(key, "a waiter who %s for %d TTLs hadn't got the lock %v after its release: %v", what, ttls, c.limit(), err)
 			return true
 		}
+		if why := waiter.failed.Load(); why != nil && fault == nil {
+			c.notes("an acquisition of a held lock returned before its context ended: %v", why)
+		}
 		ended := !lasts(got, time.Now())
 		sure := c.still(got, other, key, fmt.Sprintf("a waiter who %s for %d TTLs was served", what, ttls))
 		c.free(got)
