@@ -492,7 +492,7 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 	if s.seconds && ttl > time.Second {
 		ttl = ttl.Truncate(time.Second)
 	}
-	if s.nearest && ttl > time.Second {
+	if s.nearest && ttl > time.Second+time.Millisecond { // less makes no difference but in virtual time
 		ttl = ttl.Round(time.Second)
 	}
 	if s.patternHeld {
