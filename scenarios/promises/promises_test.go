@@ -403,7 +403,7 @@ func TestBroken(t *testing.T) {
 				r := promises.Run(t, k)
 				requireBroken(t, r, c.want...)
 				if broken.leaks {
-					require.Contains(t, r.Rows[0].Why, "simple_test.go", "it says what runs on")
+					require.Contains(t, r.Rows[0].Why, "(*simple).try.func1", "it says what runs on")
 				}
 			})
 		})
