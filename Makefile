@@ -91,7 +91,8 @@ $(LINT):
 	@mv bin/golangci-lint $@
 
 # $(call build-server,NAME,PROGRAM=PACKAGE ...,HOW LONG) builds what the module testdata/servers/NAME pins, so that it
-# also runs in an image that holds nothing else, and for root in another user's clone, where git refuses. The last program stands for all, so it is built last.
+# also runs in an image that holds nothing else, and for root in another user's clone, where git refuses. The last program stands
+# for all, so it is built last.
 define build-server
 @echo "servers: building $(1) from source, once; this takes $(3)"
 @mkdir -p bin
