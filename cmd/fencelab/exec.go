@@ -17,8 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
@@ -36,10 +34,9 @@ If the lease can't be renewed, the command gets SIGTERM a sixth of -ttl before t
 lease ends, and SIGKILL a thirtieth before; if the lock service takes the lease away,
 SIGKILL at once. A frozen machine misses these timers: the token protects the data.
 
-Signals go to the command's process group and to one that the command makes for
-itself, as timeout and setsid do. What is left of them when the command or fencelab
-ends, even by kill -9, is killed. The command can read from the terminal only if a
-shell's prompt has started fencelab, without redirection.
+Signals go to the command's process group, which can't read from a terminal, and to
+one that the command makes for itself, as timeout and setsid do. What is left of them
+when the command or fencelab ends, even by kill -9, is killed.
 
 Exit codes: the command's; 128+N if signal N ended it, or the wait; 75 (-held-code)
 if another holds the lock; 124 if the lease was lost, or a process can't be killed;
@@ -146,7 +143,8 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if _, err := dlock.New(struct{ dlock.Backend }{}, &o); err != nil { // before connecting
 		return err
 	}
-	signal.Ignore(syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU) // in the command too: stopped, it would keep the lock
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTSTP) // Ctrl-Z would stop only the renewals
+	signal.Ignore(syscall.SIGTTIN, syscall.SIGTTOU)         // in the command too: stopped, it would keep the lock
 
 	ctx, begin := untilSignal(context.WithoutCancel(ctx), caught)
 	defer func() {
@@ -272,7 +270,6 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.
 	cmd.Env = append(os.Environ(), "FENCE_KEY="+h.Key(), "FENCE_TOKEN="+strconv.FormatUint(token, 10), "FENCE_SEQ="+strconv.FormatUint(seq, 10))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pgid: g.Process.Pid}
-	defer foreground(g.Process.Pid)()
 	c, err := proc.Start(cmd)
 	if err != nil {
 		return exit(cannotRun(err), err)
@@ -301,20 +298,6 @@ func exitCode(err error) int {
 		return e.Code
 	}
 	return 0
-}
-
-// foreground lets a process group read from the terminal, until the function that it returns is called. Only if a shell has started
-// this process alone, from its prompt: Ctrl-C wouldn't reach a script, nor a pager get keys.
-func foreground(group int) (back func()) {
-	own := os.Getpid()
-	for _, fd := range []int{syscall.Stdin, syscall.Stdout} {
-		if has, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); err != nil || has != own {
-			return func() {}
-		}
-	}
-	set := func(group int) { _ = unix.IoctlSetPointerInt(syscall.Stdin, unix.TIOCSPGRP, group) }
-	set(group)
-	return func() { set(own) }
 }
 
 func cannotRun(err error) (code int) {
