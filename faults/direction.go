@@ -315,7 +315,7 @@ func (d *direction) received(p *pipe) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.count()
-	if p.flow == hold && d.flow == hold && !d.holding {
+	if p.flow == hold && !d.holding {
 		d.holding = true
 		d.notify()
 	}

@@ -97,7 +97,7 @@ func between(fault func(*faults.Link, context.Context) (faults.Heal, error)) fun
 type heals []faults.Heal
 
 func (h heals) heal(ctx context.Context) error {
-	for _, heal := range slices.Backward(h) {
+	for _, heal := range h {
 		if err := heal(ctx); err != nil {
 			return err
 		}

@@ -369,6 +369,7 @@ const (
 	variantNoToken     = "test-no-token"
 	variantNeverRenews = "test-never-renews"
 	variantElsewhere   = "test-elsewhere"
+	variantFirst       = "test-first" // uses the first server only
 	variantBelieves    = "test-believes"
 	variantGoesOn      = "test-goes-on"
 	variantNoEnd       = "test-no-end"
@@ -403,6 +404,8 @@ func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 		s.Renew = false
 	case variantElsewhere:
 		s.Addrs = []string{os.Getenv(envRedis)}
+	case variantFirst:
+		s.Addrs = s.Addrs[:1]
 	case variantHelpers:
 		if err := startHelpers(); err != nil {
 			return nil, err

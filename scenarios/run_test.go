@@ -181,6 +181,12 @@ func TestRunFails(t *testing.T) {
 			want:    "step 3, run A until done: A: its process ended with signal: killed",
 			last:    "B read []",
 		},
+		"a worker that has died before it is to be killed": {
+			steps:   "worker A victim try, run A until read, run B until read, kill A, run B until done",
+			variant: variantKills + "A",
+			want:    "step 3, kill A: os: process already finished",
+			last:    "B read []",
+		},
 		"a context that ends": {
 			steps: "run A until read, run B until read, run A until done, run B until done",
 			change: func(r *scenarios.Runner, cancel context.CancelCauseFunc) {
@@ -261,6 +267,16 @@ func TestRunUndoes(t *testing.T) {
 		_, _ = r.Run(ctx, schedule(t, c.steps), history.FencingOn)
 		require.Equal(t, c.want, got)
 	}
+}
+
+// One mend ends every fault between a worker and the servers.
+func TestMendEndsAll(t *testing.T) {
+	r := onRedis(sharedRedis(t))
+	r.Service.Nodes = append(r.Service.Nodes, scenarios.Node{Name: "spare", Addr: r.Service.Nodes[0].Addr})
+	s := schedule(t, "refuse A from redis, cut A from spare, mend A, run A until done")
+	s.Variant = variantFirst
+	_, err := r.Run(t.Context(), s, history.FencingOn)
+	require.NoError(t, err)
 }
 
 func TestRunInterrupted(t *testing.T) {

@@ -1,6 +1,7 @@
 package scenarios_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -98,6 +99,9 @@ func TestFaultOfSeveralServers(t *testing.T) {
 	require.NoError(t, errors.Join(step("pause"), step("kill")))
 	require.ErrorIs(t, step("resume"), os.ErrProcessDone)
 	require.NoError(t, errors.Join(step("restart"), step("pause"), step("resume")))
+	ended, end := context.WithCancel(ctx)
+	end()
+	require.Error(t, svc.Fault(ended, scenarios.Step{Verb: "kill", Target: nodes[0].Name}), "a kill that is not confirmed is undone")
 	for _, s := range nodes {
 		c, err := redisclient.New(s.URL)
 		require.NoError(t, err)

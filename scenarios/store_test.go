@@ -189,6 +189,7 @@ func TestStoreAgainstOthers(t *testing.T) {
 		{func() error { return overwrite("") }, "", 0, []string{"write 0 true"}},
 		{func() error { return overwrite("A\n") }, history.Wrote, 8, []string{"write 0 true", "write 8 false"}},
 		{func() error { return store.Write(ctx, key, resource.Fence{Token: 9, Seq: 1}, []byte("A\n")) }, history.Wrote, 9, []string{"write 9 true"}},
+		{func() error { return store.Write(ctx, key, resource.Fence{Token: 10, Seq: 2}, []byte("A\n")) }, history.Wrote, 10, []string{"write 10 true", "write 10 false"}},
 	} {
 		told = nil
 		require.NoError(t, c.do())

@@ -86,6 +86,22 @@ func TestReleaseReplyLost(t *testing.T) {
 	})
 }
 
+// The client repeats a request whose reply was lost. Its own vote must not refuse it.
+func TestAcquireReplyLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		for _, unsafe := range []bool{false, true} {
+			p := ns.proc(t, redlock.Options{NodeTimeout: patient.NodeTimeout, UnsafeCounters: unsafe})
+			locktest.UseOnce(t, p, func() {}) // the nodes know the scripts then
+			synctest.Wait()
+			for _, l := range p.links {
+				l.LoseReply()
+			}
+			require.NoError(t, p.Release(t.Context(), locktest.Take(t, p, locktest.Request(time.Hour))))
+		}
+	})
+}
+
 func TestScriptsFlushed(t *testing.T) {
 	p := onServers(t).proc(t, patient)
 	locktest.UseOnce(t, p, func() { // servers may lose scripts at any time

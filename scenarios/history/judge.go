@@ -421,7 +421,7 @@ func (j *judge) refuse(e *Event, k *keyState, got fence) {
 		j.object("the resource refused a %s with fence %v, although it had accepted nothing above %v", e.Op, got, k.max)
 	}
 	// The repeat of an accepted write is refused too.
-	if _, entry, ok := cutLast(e.Value); ok && e.Op == "write" && !slices.Contains(Entries(k.ledger), entry) {
+	if _, entry, ok := cutLast(e.Value); ok && !slices.Contains(Entries(k.ledger), entry) {
 		k.refused[entry] = true
 	}
 }

@@ -356,6 +356,7 @@ func TestDroppingAnEventNeverClears(t *testing.T) {
 			less := slices.Delete(slices.Clone(events), i, i+1)
 			got := history.Judge(less)
 			require.NotEqual(t, history.Safe, got.Verdict, "%s without event %d, %+v", name, i+1, events[i])
+			require.NotPanics(t, func() { history.Sections(less) })
 		}
 	}
 }

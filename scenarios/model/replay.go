@@ -201,7 +201,7 @@ func (r *replay) report(e *history.Event, p *point, token int) (ok bool, wanted 
 	case history.Released: // a late holder may find the lock free, too
 		return p.Holder == 0 || p.Holder == w.Grant, does(Release)
 	case history.ReleaseLost:
-		return p.Holder != w.Grant, func(s *Step) bool { return does(Release)(s) && s.State.Holder == p.Holder }
+		return p.Holder != w.Grant, does(Release)
 	case history.ReleaseForeign:
 		return p.Holder != w.Grant, func(s *Step) bool { return does(Release)(s) && s.State.Holder != p.Holder }
 	case history.Checked, history.ReleaseGap, history.Lost, history.LostLease:

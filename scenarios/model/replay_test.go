@@ -301,6 +301,9 @@ func TestShortHistories(t *testing.T) {
 		"reports a token like that": {tell("A", history.Acquired, 5, ""), tell("A", history.Checked, 3, "")},
 		"acquires under its grant":  {a, tell("A", history.Acquired, 2, "")},
 		"a second grant is smaller": {b, a},
+		"a sixth worker": {
+			a, b, tell("C", history.Done, 0, ""), tell("D", history.Done, 0, ""), tell("E", history.Done, 0, ""), tell("F", history.Done, 0, ""),
+		},
 	} {
 		_, err := Config{}.Replay(append(start, events...))
 		require.ErrorContains(t, err, fmt.Sprintf("event %d:", len(events)+1), name)
@@ -322,4 +325,6 @@ func TestShortHistories(t *testing.T) {
 	require.Equal(t, Overtaken, broken)
 	_, err = Config{}.Replay(append(start, tell("A", history.Acquired, 0, ""), tell("B", history.Acquired, 0, "")))
 	require.NoError(t, err, "a lock without tokens")
+	_, err = Config{ForgetFence: true}.Replay(read(t, "../../testdata/histories/safe-holder-killed.jsonl"))
+	require.NoError(t, err, "a worker's death is no crash of the store")
 }
