@@ -176,6 +176,9 @@ func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) 
 		return 0, err
 	}
 	path, err := filepath.EvalSymlinks(db.Path()) // the path may be a link
+	if errors.Is(err, os.ErrNotExist) {
+		return last, nil // checkFile returns an error
+	}
 	if err != nil {
 		return 0, err
 	}

@@ -134,8 +134,8 @@ func (s *Store) commit(ops []*op) {
 	b.err = err
 	close(b.done)
 	for _, o := range ops {
-		// After a failed commit, replies that don't depend on it remain valid.
-		if err != nil && (!b.decided || b.changes(o.key)) {
+		// After an undone commit, replies that don't depend on it remain valid.
+		if err != nil && (failed != nil || !b.decided || b.changes(o.key)) {
 			o.err = err
 		}
 		close(o.done)
