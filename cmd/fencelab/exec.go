@@ -257,7 +257,11 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.
 	}
 	defer func() {
 		if left := g.end(); left != nil && !errors.Is(err, errStillRuns) {
-			err = exit(exitLost, fmt.Errorf("the command has ended with exit code %d, but %w; the lock is free when its lease ends", exitCode(err), left))
+			why := fmt.Errorf("the command has ended with exit code %d, but", exitCode(err))
+			if exitCode(err) == exitLost {
+				why = fmt.Errorf("%w; and", err)
+			}
+			err = exit(exitLost, fmt.Errorf("%w %w; the lock is free when its lease ends", why, left))
 		}
 	}()
 	if err := begin(); err != nil {

@@ -11,11 +11,13 @@ import (
 	"maps"
 	"math"
 	"net"
+	"net/http"
 	"regexp"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"github.com/hashicorp/consul/api"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -263,7 +265,7 @@ func (p *probe) zooKeeper(ctx context.Context, addr string) error {
 func (p *probe) s3(ctx context.Context, o object) error {
 	prefix := o.Prefix + "lock/"
 	err := s3object.Probe(ctx, o.Client, o.Name, prefix)
-	if err != nil && !errors.Is(err, s3object.ErrNoConditions) {
+	if r, ok := errors.AsType[*smithyhttp.ResponseError](err); ok && r.HTTPStatusCode() == http.StatusForbidden {
 		prefix = o.Prefix
 		err = s3object.Probe(ctx, o.Client, o.Name, prefix)
 	}
@@ -271,12 +273,16 @@ func (p *probe) s3(ctx context.Context, o object) error {
 		return nil //nolint:nilerr // it was printed
 	}
 	name := prefix + "~probe-" + rand.Text()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_, _ = o.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &o.Name, Key: &name})
+	}()
 	sent := time.Now()
 	if _, err := o.Client.PutObject(ctx, &s3.PutObjectInput{Bucket: &o.Name, Key: &name}); err != nil {
 		return err
 	}
 	head, err := o.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &o.Name, Key: &name})
-	_, _ = o.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &o.Name, Key: &name})
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ var ErrNoConditions = errors.New("the server does not honour conditional writes"
 func Probe(ctx context.Context, client *s3.Client, bucket, prefix string) error {
 	for d := 100 * time.Millisecond; ; d *= 2 {
 		err := probe(ctx, client, bucket, prefix)
-		if err == nil || errors.Is(err, ErrNoConditions) || !Transient(err) || d > time.Second {
+		if err == nil || errors.Is(err, ErrNoConditions) || status(err) == 0 || !Transient(err) || d > time.Second {
 			return err
 		}
 		select {
@@ -50,7 +50,8 @@ func probe(ctx context.Context, client *s3.Client, bucket, prefix string) (err e
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		_, _ = client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &bucket, Key: &name}) // no reason to refuse the server
+		// An error is no reason to refuse the server.
+		_, _ = client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &bucket, Key: &name}, func(o *s3.Options) { o.Retryer = aws.NopRetryer{} })
 		if err != nil {
 			err = fmt.Errorf("probing bucket %q: %w", bucket, err)
 		}
