@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -323,7 +322,7 @@ func makefile(t *testing.T, goScript string, args ...string) (string, error) {
 	m.write("bin/testbed", "local\n")
 	m.has("go", goScript)
 	cmd := exec.CommandContext(t.Context(), "make", append([]string{"-C", m.root, "GO=" + filepath.Join(m.root, "path/go")}, args...)...)
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "MAKE") || strings.HasPrefix(e, "FENCELAB_") })
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")} // not the variables of a make that runs this test
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
