@@ -114,12 +114,12 @@ func (r row) set(ctx context.Context, key string, token uint64, lower bool) erro
 
 type object struct{ onaws.Bucket }
 
-func openObject(at string) (object, error) {
+func openObject(ctx context.Context, at string) (object, error) {
 	u, err := url.Parse(at)
 	if err != nil { // which would quote a secret
 		return object{}, errors.New("the s3 address is not a URL")
 	}
-	config, err := onaws.Config(u, &http.Client{})
+	config, err := onaws.Config(ctx, u, &http.Client{})
 	return object{onaws.OpenBucket(u, config)}, err
 }
 

@@ -197,7 +197,7 @@ func TestSlowS3(t *testing.T) {
 	address := onaws.On(onaws.S3, "nightly", strings.Replace(server.URL, server.Addr, link.Addr(), 1))
 	u, err := url.Parse(address)
 	require.NoError(t, err)
-	config, err := onaws.Config(u, http.DefaultClient)
+	config, err := onaws.Config(t.Context(), u, http.DefaultClient)
 	require.NoError(t, err)
 	require.NoError(t, onaws.OpenBucket(u, config).Create(t.Context()))
 	_, err = link.DelayReplies(t.Context(), 300*time.Millisecond)

@@ -132,7 +132,7 @@ func openFence(ctx context.Context, url, token string, isCounter bool) (fence, e
 	case isCounter && spec.Lock == locks.Postgres:
 		return openRow(ctx, url)
 	case isCounter && spec.Lock == locks.S3:
-		return openObject(url)
+		return openObject(ctx, url)
 	case err == nil && spec.Lock != locks.Postgres && spec.Lock != locks.Redis && spec.Lock != locks.S3:
 		return nil, fmt.Errorf("%s is not a store, and has no counter to set: stop all holders and set the store's fence back: 'fencelab fence set -force STORE-URL KEY TOKEN'", spec.Lock)
 	case isCounter:

@@ -61,7 +61,7 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 	switch {
 	case spec.Lock == locks.S3:
 		var o object
-		o, err = openObject(args[0])
+		o, err = openObject(ctx, args[0])
 		check = func(ctx context.Context, _ string) error { return p.s3(ctx, o) }
 	case errors.Is(err, locks.ErrScheme):
 		var s *stores.Store

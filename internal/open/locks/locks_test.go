@@ -1,6 +1,7 @@
 package locks_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -149,38 +151,59 @@ func TestS3AtAmazon(t *testing.T) {
 	require.Equal(t, []string{"HEAD bucket.s3.eu-north-1.amazonaws.com/"}, requests)
 }
 
-// Any node of a Redis Cluster will do.
+// Any node of a Redis Cluster will do, also for a user who may not run INFO.
 func TestRedisCluster(t *testing.T) {
-	node, other := miniredis.RunT(t), miniredis.RunT(t)
-	port, err := strconv.Atoi(other.Port())
-	require.NoError(t, err)
-	node.Server().SetPreHook(func(c *server.Peer, command string, _ ...string) bool {
-		switch {
-		case command == "INFO":
-			c.WriteBulk("# Cluster\r\ncluster_enabled:1\r\n")
-		case command == "CLUSTER":
-			c.WriteLen(1)
-			c.WriteLen(3)
-			c.WriteInt(0)
-			c.WriteInt(16383)
-			c.WriteLen(3)
-			c.WriteBulk(other.Host())
-			c.WriteInt(port)
-			c.WriteBulk("other")
-		case strings.HasPrefix(command, "EVAL"), command == "GET":
-			c.WriteError("MOVED 1 " + other.Addr())
-		default:
-			return false
-		}
-		return true
-	})
-	b, err := locks.Open(t.Context(), locks.Spec{Lock: locks.Redis, Addrs: []string{"redis://" + node.Addr()}})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, b.Close()) }()
-	require.NoError(t, b.Ping(t.Context()))
-	_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "a", TTL: time.Minute})
-	require.NoError(t, err)
-	require.True(t, other.Exists("lock:{k}"))
+	for _, c := range []struct{ name, parameters string }{{"info", ""}, {"hello", "?protocol=3"}, {"hello", "?protocol=2"}} {
+		t.Run(c.name+c.parameters, func(t *testing.T) {
+			node, other := miniredis.RunT(t), miniredis.RunT(t)
+			port, err := strconv.Atoi(other.Port())
+			require.NoError(t, err)
+			var named atomic.Bool
+			node.Server().SetPreHook(func(p *server.Peer, command string, args ...string) bool {
+				switch {
+				case command == "INFO" && c.name == "info":
+					p.WriteBulk("# Cluster\r\ncluster_enabled:1\r\n")
+				case command == "INFO":
+					p.WriteError("NOPERM this user has no permissions to run the 'info' command")
+				case command == "HELLO" && len(args) == 0:
+					p.WriteMapLen(2)
+					p.WriteBulk("proto")
+					p.WriteInt(2)
+					p.WriteBulk("mode")
+					p.WriteBulk("cluster")
+				case command == "CLUSTER":
+					p.WriteLen(1)
+					p.WriteLen(3)
+					p.WriteInt(0)
+					p.WriteInt(16383)
+					p.WriteLen(3)
+					p.WriteBulk(other.Host())
+					p.WriteInt(port)
+					p.WriteBulk("other")
+				case strings.HasPrefix(command, "EVAL"), command == "GET":
+					p.WriteError("MOVED 1 " + other.Addr())
+				default:
+					return false
+				}
+				return true
+			})
+			other.Server().SetPreHook(func(_ *server.Peer, command string, args ...string) bool {
+				if command == "CLIENT" && slices.Contains(args, "nightly") {
+					named.Store(true)
+				}
+				return false
+			})
+			url := "redis://" + node.Addr() + cmp.Or(c.parameters, "?") + "&client_name=nightly"
+			b, err := locks.Open(t.Context(), locks.Spec{Lock: locks.Redis, Addrs: []string{url}})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, b.Close()) }()
+			require.NoError(t, b.Ping(t.Context()))
+			_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "a", TTL: time.Minute})
+			require.NoError(t, err)
+			require.True(t, other.Exists("lock:{k}"))
+			require.True(t, named.Load())
+		})
+	}
 }
 
 // A majority of a Redlock's nodes answers for it, and nodes that are silent keep nobody waiting, wherever they are in the list.

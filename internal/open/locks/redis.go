@@ -3,6 +3,7 @@ package locks
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -22,18 +23,32 @@ func openRedis(ctx context.Context, s Spec) (*Backend, error) {
 		return nil, err
 	}
 	var c redis.UniversalClient = redis.NewClient(o)
-	info, err := c.Info(ctx, "cluster").Result() // a user may lack the right
-	switch {
+	switch cluster := clustered(ctx, c); {
 	case ctx.Err() != nil:
 		return nil, errors.Join(context.Cause(ctx), c.Close())
-	case err == nil && strings.Contains(info, "cluster_enabled:1"): // other keys are on other nodes
+	case cluster: // other keys are on other nodes
 		_ = c.Close()
-		c = redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig, Dialer: o.Dialer, ContextTimeoutEnabled: true,
-		})
+		co := &redis.ClusterOptions{}
+		if strings.Contains(addr, "://") {
+			if co, err = redis.ParseClusterURL(addr); err != nil { // which may quote a password
+				return nil, errors.New("the URL of a Redis Cluster has a parameter that a Cluster's client doesn't take, such as db")
+			}
+		}
+		co.Addrs, co.TLSConfig, co.Dialer, co.ContextTimeoutEnabled = []string{o.Addr}, o.TLSConfig, o.Dialer, true
+		c = redis.NewClusterClient(co)
 	}
 	b, err := redislock.New(c, nil)
 	return opened(b, err, client{func(ctx context.Context) error { return c.Ping(ctx).Err() }, c.Close})
+}
+
+// clustered reports whether a server belongs to a Redis Cluster. A user may lack the right to INFO.
+func clustered(ctx context.Context, c redis.UniversalClient) bool {
+	info, err := c.Info(ctx, "cluster").Result()
+	if err == nil {
+		return strings.Contains(info, "cluster_enabled:1")
+	}
+	hello := fmt.Sprint(c.Do(ctx, "HELLO").Val()) // a list, or a map with RESP3
+	return strings.Contains(hello, "mode cluster") || strings.Contains(hello, "mode:cluster")
 }
 
 // OpenRedlock opens a Redlock with options.

@@ -31,7 +31,7 @@ func openS3(ctx context.Context, s Spec) (*Backend, error) {
 	if s.Dial != nil {
 		transport.DialContext = s.Dial
 	}
-	config, err := onaws.Config(u, &http.Client{Transport: transport})
+	config, err := onaws.Config(ctx, u, &http.Client{Transport: transport})
 	if err != nil {
 		return nil, fmt.Errorf("locks: %w", err)
 	}

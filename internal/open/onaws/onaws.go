@@ -10,8 +10,10 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
@@ -33,34 +35,51 @@ func On(scheme, name, server string) string {
 	return to.String()
 }
 
-// Config returns u's configuration, completed from the environment. Errors don't quote u, which may hold a secret.
-func Config(u *url.URL, client *http.Client) (aws.Config, error) {
+// findTimeout bounds the search for credentials, which may ask a machine's metadata service.
+const findTimeout = 10 * time.Second
+
+// Config returns u's configuration. Without credentials in u, those of the environment are used: variables, a profile, or the role of a
+// machine or pod, which are renewed when they expire. Errors don't quote u, which may hold a secret.
+func Config(ctx context.Context, u *url.URL, client *http.Client) (aws.Config, error) {
 	q := u.Query()
-	config := aws.Config{Region: cmp.Or(q.Get("region"), os.Getenv("AWS_REGION"), "us-east-1"), HTTPClient: client}
-	if endpoint := q.Get("endpoint"); endpoint != "" {
-		config.BaseEndpoint = &endpoint
+	endpoint, region := q.Get("endpoint"), q.Get("region")
+	if endpoint != "" {
 		at, err := url.Parse(endpoint)
 		if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.Host == "" || at.User != nil {
-			return config, errors.New("the endpoint of " + u.Scheme + " is not of the form http://HOST:PORT or https://HOST:PORT")
+			return aws.Config{}, errors.New("the endpoint of " + u.Scheme + " is not of the form http://HOST:PORT or https://HOST:PORT")
 		}
 	}
 	q.Del("region")
 	q.Del("endpoint")
 	if u.Host == "" || len(q) > 0 || u.Scheme == DynamoDB && strings.Trim(u.Path, "/") != "" {
-		return config, fmt.Errorf("the %s address is not of the form %s://[ID:SECRET@]NAME?endpoint=URL&region=NAME", u.Scheme, u.Scheme)
+		return aws.Config{}, fmt.Errorf("the %s address is not of the form %s://[ID:SECRET@]NAME?endpoint=URL&region=NAME", u.Scheme, u.Scheme)
 	}
-	id, secret, session := u.User.Username(), "", ""
+	var c aws.Config
 	if u.User != nil {
-		secret, _ = u.User.Password()
+		secret, _ := u.User.Password()
+		c = aws.Config{HTTPClient: client, Region: os.Getenv("AWS_REGION"),
+			Credentials: credentials.NewStaticCredentialsProvider(u.User.Username(), secret, "")}
 	} else {
-		id, secret, session = os.Getenv("AWS_ACCESS_KEY_ID"), os.Getenv("AWS_SECRET_ACCESS_KEY"), os.Getenv("AWS_SESSION_TOKEN")
+		var err error
+		if c, err = config.LoadDefaultConfig(ctx); err != nil {
+			return c, err
+		}
+		c.HTTPClient = client
 	}
-	if id == "" || secret == "" {
-		return config, fmt.Errorf("there are no credentials for %s: put them into the address, or set "+
-			"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", u.Redacted())
+	c.Region = cmp.Or(region, c.Region, "us-east-1")
+	if endpoint != "" {
+		c.BaseEndpoint = &endpoint
 	}
-	config.Credentials = credentials.NewStaticCredentialsProvider(id, secret, session)
-	return config, nil
+	find, cancel := context.WithTimeout(ctx, findTimeout)
+	defer cancel()
+	if _, err := c.Credentials.Retrieve(find); err != nil {
+		if ctx.Err() != nil {
+			return c, context.Cause(ctx)
+		}
+		return c, fmt.Errorf("there are no credentials for %s: put them into the address, or set AWS_ACCESS_KEY_ID and "+
+			"AWS_SECRET_ACCESS_KEY, or AWS_PROFILE: %w", u.Redacted(), err)
+	}
+	return c, nil
 }
 
 // Bucket is an address's bucket.
@@ -72,15 +91,15 @@ type Bucket struct {
 }
 
 // OpenBucket sends nothing.
-func OpenBucket(u *url.URL, config aws.Config) Bucket {
-	client := s3.NewFromConfig(config, func(o *s3.Options) {
-		o.UsePathStyle, o.DisableLogOutputChecksumValidationSkipped = config.BaseEndpoint != nil, true
+func OpenBucket(u *url.URL, c aws.Config) Bucket {
+	client := s3.NewFromConfig(c, func(o *s3.Options) {
+		o.UsePathStyle, o.DisableLogOutputChecksumValidationSkipped = c.BaseEndpoint != nil, true
 	})
 	prefix := strings.Trim(u.Path, "/")
 	if prefix != "" {
 		prefix += "/"
 	}
-	return Bucket{client, u.Host, prefix, config.Region}
+	return Bucket{client, u.Host, prefix, c.Region}
 }
 
 // Check returns an error if the bucket doesn't exist or the server doesn't reply.

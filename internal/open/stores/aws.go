@@ -15,9 +15,9 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
-func awsConfig(u *url.URL, o Options) (config aws.Config, closeIdle func() error, err error) {
+func awsConfig(ctx context.Context, u *url.URL, o Options) (config aws.Config, closeIdle func() error, err error) {
 	client, transport := httpClient(o.Fresh)
-	if config, err = onaws.Config(u, client); err != nil {
+	if config, err = onaws.Config(ctx, u, client); err != nil {
 		return config, nil, fmt.Errorf("stores: %w", err)
 	}
 	// A write is sent once: the SDK would retry when a hazard breaks the connection.
@@ -26,7 +26,7 @@ func awsConfig(u *url.URL, o Options) (config aws.Config, closeIdle func() error
 }
 
 func openS3(ctx context.Context, u *url.URL, o Options) (*Store, error) {
-	config, closeIdle, err := awsConfig(u, o)
+	config, closeIdle, err := awsConfig(ctx, u, o)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func openS3(ctx context.Context, u *url.URL, o Options) (*Store, error) {
 }
 
 func openDynamoDB(ctx context.Context, u *url.URL, o Options) (*Store, error) {
-	config, closeIdle, err := awsConfig(u, o)
+	config, closeIdle, err := awsConfig(ctx, u, o)
 	if err != nil {
 		return nil, err
 	}

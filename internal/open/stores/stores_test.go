@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -292,6 +293,12 @@ func TestFresh(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
+	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_PROFILE"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("AWS_CONFIG_FILE", os.DevNull)
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", os.DevNull)
+	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
 	const secret = "hunter2"
 	for addr, want := range map[string]string{
 		"redis": `unknown URL scheme ""; use one of http://HOST:PORT`,
@@ -307,7 +314,6 @@ func TestOpenRefuses(t *testing.T) {
 		"postgres://h/db?sslmode=zz&password=" + secret: "not a postgres:// URL",
 		"http://host:1/?q":                              "is not of the form http://host:port",
 	} {
-		t.Setenv("AWS_ACCESS_KEY_ID", "")
 		s, err := stores.Open(t.Context(), addr, stores.Options{})
 		require.ErrorContains(t, err, want, addr)
 		require.NotContains(t, err.Error()+stores.Redacted(addr), secret)
