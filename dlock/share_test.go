@@ -547,6 +547,7 @@ func TestShareReentrant(t *testing.T) {
 			l := newLocker(t, memlock.New(), o)
 			first := acquire(t, l, t.Context(), "k")
 			inner, err := l.TryAcquire(first.Context(), "k")
+			next := queue(l, t.Context(), 1)[0]
 			if reentrant {
 				require.NoError(t, err)
 				require.NoError(t, first.Release(t.Context()))
@@ -554,7 +555,7 @@ func TestShareReentrant(t *testing.T) {
 			} else {
 				require.ErrorIs(t, err, dlock.ErrNotReentrant)
 			}
-			next := queue(l, t.Context(), 1)[0]
+			synctest.Wait()
 			require.Empty(t, next)
 			left := context.WithoutCancel(first.Context()) // of a section that is over soon
 			require.NoError(t, first.Release(t.Context()))
