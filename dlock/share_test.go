@@ -302,9 +302,7 @@ func TestShareAfterAPanic(t *testing.T) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
 		require.Panics(t, func() { _, _ = l.Acquire(context.Background(), "k") })
 		f.set(func() { f.acquire = nil })
-		h, err := l.TryAcquire(t.Context(), "k")
-		require.NoError(t, err)
-		require.NoError(t, h.Release(t.Context()))
+		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
 	})
 }
 
