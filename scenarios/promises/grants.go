@@ -219,7 +219,7 @@ func tokensIncrease(c *check) {
 	c.free(early)
 	for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond, time.Nanosecond} {
 		if at := time.Unix(0, int64(early.Fence())*int64(unit)); time.Since(at).Abs() < time.Minute { //nolint:gosec // what doesn't fit is no time
-			c.notes("the token %d is a clock's time in units of %v: if the clock is set back, later holders get smaller ones", early.Fence(), unit)
+			c.notes("the token %d is a clock's time in units of %v: if the clock is set back, later holders may get smaller ones", early.Fence(), unit)
 		}
 	}
 	var last uint64

@@ -373,8 +373,9 @@ func (c *check) endsByLoss(loss lossFault, losses int) bool {
 			for end := time.Now().Add(leases[i].TTL()); i == 1 && !clients[i].loses() && time.Now().Before(end) && c.ctx.Err() == nil; {
 				time.Sleep(pause)
 			}
+			lost := i == 0 || clients[i].loses()
 			heal()
-			if err != nil || !c.gets(clients[i]) { // it connects again
+			if err != nil || !lost || !c.gets(clients[i]) { // it connects again
 				return false
 			}
 		}
@@ -389,11 +390,11 @@ func (c *check) endsByLoss(loss lossFault, losses int) bool {
 // renewedOnce waits until a lease has been renewed or has ended.
 func (c *check) renewedOnce(l scenarios.Lease) {
 	until := l.Until()
-	if until.IsZero() { // as long as that may take
-		c.ends(l, l.TTL()*2/3)
+	if until.IsZero() { // after that it can't last without a renewal
+		c.ends(l, max(l.TTL(), c.k.Service.MinSession))
 		return
 	}
-	for l.Context().Err() == nil && l.Until().Equal(until) && time.Now().Before(until) {
+	for l.Context().Err() == nil && l.Until().Equal(until) && time.Now().Before(until) && c.ctx.Err() == nil {
 		time.Sleep(pause)
 	}
 }

@@ -99,7 +99,7 @@ func TestMild(t *testing.T) {
 		},
 		"time as the token": {
 			func(s *simple) { s.epoch = 946684800 }, "TokensIncrease",
-			"the token 946684801 is a clock's time in units of 1s: if the clock is set back, later holders get smaller ones",
+			"the token 946684801 is a clock's time in units of 1s: if the clock is set back, later holders may get smaller ones",
 		},
 		"has an old session": {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "LeaseLasts", ""},
 		"and odd TTLs":       {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "OddTTLs", ""},
