@@ -34,7 +34,8 @@ import (
 //   - A notification is lost with its connection. Every waiter polls over the next one. A connection is pinged after 2 s of
 //     silence and replaced 2 s later; so is one to another server than the scripts use, as after a failover. A Cluster's bus may
 //     lose a message, which costs up to a HandoffTTL.
-//   - Waiters give up. They leave by a script, which is retried until the server responds, and hand over what they were granted.
+//   - Waiters give up. They leave by a script, and hand over what they were granted. One goroutine for each key retries it until the
+//     server responds, for two minutes at most.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands over what it is granted, except a lock
 //     that was free, which stays locked for a TTL.
 //   - Redis restarts. Waiters retry for about their TTL, at most 2 s or a quarter of it apart, whichever is less. The queue is as
