@@ -30,7 +30,8 @@ import (
 //     ctx's end, leaves the outcome unknown. After such an acquire the Locker calls Release with the request's Key, Owner
 //     and TTL, which must undo it [AcquireReplyLost, AcquireRequestLost]; after such a renewal or release the lease is not
 //     known to be lost [RenewReplyLost, RenewRequestLost, ReleaseReplyLost, ReleaseRequestLost].
-//  10. An unreachable server yields an error, never a grant [Unreachable]; a silent one blocks no call for ever [Silent].
+//  10. An unreachable server yields an error, never a grant [Unreachable], and so does one that refuses, such as a full one, at
+//     once [Refused]; a silent one blocks no call for ever [Silent].
 //  11. Keys are independent [KeysIndependent]; every key that [CheckKey] accepts works or is refused with [ErrInvalid]
 //     [AwkwardKeys].
 //  12. A TTL that is not positive, or that the server cannot represent exactly, is refused with [ErrInvalid], not rounded

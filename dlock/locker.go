@@ -116,7 +116,9 @@ func margin(ttl time.Duration) time.Duration {
 //
 // Its error wraps [ErrClosed], [ErrNotReentrant], [ErrRequestLost], the backend's error or, when ctx ends, ctx's cause. It then
 // wraps [ErrHeld] too if the lock service has said that another holds the lock; otherwise the service has not answered. After an
-// error nothing stays locked for longer than one TTL: a request whose outcome is unknown is undone in the background.
+// error nothing stays locked for longer than one TTL: a request whose outcome is unknown is undone in the background, by a
+// goroutine of its own. While the lock service is frozen each call that was given up keeps it, about 10 kB, for at most one TTL
+// after the client library has given up, too.
 //
 // The end of ctx after Acquire has returned doesn't affect the lease; see [Handle.Context].
 func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {

@@ -173,6 +173,39 @@ func TestUndoIsBounded(t *testing.T) {
 	})
 }
 
+// While the lock service is frozen each call that is given up leaves a goroutine, or two if the client library doesn't return,
+// until the library does and one TTL longer.
+func TestGivenUpWhileFrozen(t *testing.T) {
+	const calls, ttl, library = 10_000, 10 * time.Second, 30 * time.Second
+	for stuck, most := range map[time.Duration]int{0: calls, library: 2 * calls} {
+		faked(t, func(t *testing.T, f *fake) {
+			f.acquire = func(ctx context.Context, _ dlock.Request, _ acquireFunc) (dlock.Grant, error) {
+				<-ctx.Done()
+				time.Sleep(stuck)
+				return dlock.Grant{}, ctx.Err()
+			}
+			f.release = hangs
+			l := newLocker(t, f, &dlock.Options{TTL: ttl})
+			ctx, cancel := context.WithCancel(t.Context())
+			before := runtime.NumGoroutine()
+			var given []<-chan error
+			for i := range calls {
+				given = append(given, acquiring(l, ctx, fmt.Sprint(i)))
+			}
+			synctest.Wait()
+			cancel()
+			for _, err := range given {
+				require.ErrorIs(t, <-err, context.Canceled)
+			}
+			synctest.Wait()
+			require.InDelta(t, most, runtime.NumGoroutine()-before, 100)
+			time.Sleep(stuck + ttl)
+			synctest.Wait()
+			require.Less(t, runtime.NumGoroutine()-before, 100, "idle workers may stay")
+		})
+	}
+}
+
 func TestCloseUndoesMany(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		faked(t, func(t *testing.T, f *fake) {

@@ -15,6 +15,16 @@ func Watch(f history.Fencing, s resource.Store, key string, tell func(history.Ev
 	return t.sync
 }
 
+// KillOf returns the kill of a storeTarget on s.
+func KillOf(s resource.Store, key string, tell func(history.Event)) func(context.Context) error {
+	t := newStoreTarget(&Store{Kill: func(context.Context) error { return nil }}, history.FencingOn, tell)
+	t.client, t.key = s, key
+	return t.kill
+}
+
+// Checked is l as a worker that outlives renewals uses it.
+func Checked(l Lock) Lock { return checkedLock{l, &childSpec{Worker: Worker{Outlive: true}}} }
+
 func InjectLink(ctx context.Context, verb string, l *faults.Link) (faults.Heal, error) {
 	w := &worker{nodes: []Node{{Name: "server"}}, toLock: map[string]*faults.Link{"server": l}}
 	return injections[verb].links(ctx, w, Step{})

@@ -156,6 +156,17 @@ func TestStoreAgainstWorker(t *testing.T) {
 	}
 }
 
+// The crash may undo what no event has shown yet.
+func TestDecisionsBeforeAKill(t *testing.T) {
+	store := resource.NewMemory()
+	var told []history.Event
+	kill := scenarios.KillOf(store, "k", func(e history.Event) { told = append(told, e) })
+	require.NoError(t, store.Write(t.Context(), "k", resource.Fence{Token: 7, Seq: 1}, nil))
+	require.NoError(t, kill(t.Context()))
+	require.Len(t, told, 1)
+	require.Equal(t, uint64(7), told[0].Token)
+}
+
 func TestStoreThatForgets(t *testing.T) {
 	redis, _ := ownRedis(t, options(t)) // keeps nothing on disk
 	s := hazard(t, "ResourceCrash")

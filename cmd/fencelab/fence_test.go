@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +15,10 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onaws"
+	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/testmain"
+	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -92,6 +95,39 @@ func TestCounters(t *testing.T) {
 				take("dead", "x", 11)
 			}
 			require.NoError(t, f.Close())
+		})
+	}
+}
+
+// The error about a poisoned token says the command that helps. Redis and files are in testdata/fence.txtar.
+func TestPoisonedStores(t *testing.T) {
+	for name, start := range map[string]func(context.Context, *testbed.Options) (*testbed.Server, error){
+		stores.Postgres: testbed.StartPostgres, stores.S3: testbed.StartS3, stores.DynamoDB: testbed.StartDynamoDB,
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := testmain.Serve(t, start, &testbed.Options{AllowEmbedded: true}).URL
+			if name != stores.Postgres {
+				url = onaws.On(name, "poisoned", url)
+			}
+			s, err := stores.Open(t.Context(), url, stores.Options{})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, s.Close()) }()
+			write := func(token uint64) error {
+				return s.Write(t.Context(), "acme", resource.Fence{Token: token, Seq: 1}, []byte("v"))
+			}
+			require.NoError(t, write(math.MaxUint64))
+			args := []string{"fence", "set", "-force", "STORE-URL", "acme", "7"}
+			require.ErrorContains(t, write(7), ": fencelab "+strings.ReplaceAll(strings.Join(args, " "), "acme", "'acme'"))
+			args[3] = url
+			out, _, err := tool(t, args...)
+			require.NoError(t, err)
+			require.Contains(t, out, "was 18446744073709551615 and is 7.0")
+			require.NoError(t, write(7))
+			out, _, err = tool(t, "fence", "show", url, "acme")
+			require.NoError(t, err)
+			require.Equal(t, "the fence of \"acme\" is 7\n", out)
+			_, _, err = tool(t, "fence", "set", url, "acme", "6")
+			require.ErrorContains(t, err, "it is 7, and 6 would lower it")
 		})
 	}
 }

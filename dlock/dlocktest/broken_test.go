@@ -212,14 +212,31 @@ var broken = []struct {
 			return g, err
 		}
 	}, []string{"Unreachable", "AcquireReplyLost", "AcquireRequestLost"}, nil},
+	{"waits while the server refuses", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			for {
+				g, err := b.Backend.Acquire(ctx, r)
+				if !errors.Is(err, errRefused) || ctx.Err() != nil {
+					return g, err
+				}
+				time.Sleep(time.Second)
+			}
+		}
+	}, []string{"Refused"}, nil},
+	{"a refused renewal is a loss", func(b *breaker) {
+		b.renew = insteadOf(errRefused, b.Backend.Renew, dlock.ErrLost)
+	}, []string{"Refused"}, nil},
+	{"a refused release is done", func(b *breaker) {
+		b.release = insteadOf(errRefused, b.Backend.Release, nil)
+	}, []string{"Refused"}, nil},
 	{"release knows what it cannot know", func(b *breaker) {
-		b.release = insteadOfDoubt(b.Backend.Release, dlock.ErrLost)
+		b.release = insteadOf(errLink, b.Backend.Release, dlock.ErrLost)
 	}, []string{"Unreachable", "ReleaseReplyLost", "ReleaseRequestLost"}, nil},
 	{"renew knows what it cannot know", func(b *breaker) {
-		b.renew = insteadOfDoubt(b.Backend.Renew, dlock.ErrLost)
+		b.renew = insteadOf(errLink, b.Backend.Renew, dlock.ErrLost)
 	}, []string{"Unreachable", "RenewReplyLost", "RenewRequestLost"}, nil},
 	{"release says that it has tried", func(b *breaker) {
-		b.release = insteadOfDoubt(b.Backend.Release, nil)
+		b.release = insteadOf(errLink, b.Backend.Release, nil)
 	}, []string{"Unreachable", "ReleaseReplyLost", "ReleaseRequestLost"}, nil},
 	{"undo needs a grant", func(b *breaker) {
 		b.release = func(ctx context.Context, g dlock.Grant) error {
@@ -328,10 +345,10 @@ func breaking(brk func(*breaker)) func() func(dlock.Backend) dlock.Backend {
 	}
 }
 
-func insteadOfDoubt(f func(context.Context, dlock.Grant) error, instead error) func(context.Context, dlock.Grant) error {
+func insteadOf(this error, f func(context.Context, dlock.Grant) error, instead error) func(context.Context, dlock.Grant) error {
 	return func(ctx context.Context, g dlock.Grant) error {
 		err := f(ctx, g)
-		if errors.Is(err, errLink) {
+		if errors.Is(err, this) {
 			return instead
 		}
 		return err

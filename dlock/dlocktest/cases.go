@@ -50,6 +50,7 @@ var cases = []struct {
 	{"ReleaseReplyLost", 9, "a release whose reply was lost is not reported as a lost lease", func(e *env) { releaseFails(e, repliesLost) }},
 	{"ReleaseRequestLost", 9, "a release that never arrived is not reported as done", releaseRequestLost},
 	{"Unreachable", 10, "a server that cannot be reached yields an error, never a grant", unreachable},
+	{"Refused", 10, "a server that refuses yields an error at once, never a grant or a loss", refused},
 	{"Silent", 10, "while a server is silent, calls end with ctx or at the client's own timeout, and Locker.Close returns", silent},
 	{"KeysIndependent", 11, "keys are independent", keysIndependent},
 	{"AwkwardKeys", 11, "every key that CheckKey accepts works or is refused with ErrInvalid", awkwardKeys},
@@ -602,6 +603,7 @@ func requestsLost(l Link) func() func() { return l.LoseRequests }
 func repliesLost(l Link) func() func()  { return l.LoseReplies }
 func repliesHeld(l Link) func() func()  { return l.HoldReplies }
 func linkCut(l Link) func() func()      { return l.Cut }
+func refusals(l Link) func() func()     { return l.Refuse }
 
 func acquireFails(e *env, f faultOf) {
 	a, inject := e.faulty(f)
@@ -723,6 +725,41 @@ func unreachable(e *env) {
 	heal()
 	e.checkHeld(b, key)
 	e.checkFree(b, free.Key)
+}
+
+func refused(e *env) {
+	a, refuse := e.faulty(refusals)
+	b, key := e.backend(), newKey()
+	g := e.take(a, key, long)
+	heal := refuse()
+	defer heal()
+	var asked []dlock.Request
+	for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){a.TryAcquire, a.Acquire} {
+		r := request(newKey(), long)
+		asked = append(asked, r)
+		ctx, cancel := context.WithTimeout(e.ctx, grace)
+		_, err := acquire(ctx, r)
+		assert.NoError(e, ctx.Err(), "the ctx of an acquire that the server refuses, after %v", grace)
+		cancel()
+		e.checkDoubt(err)
+	}
+	if err := a.Renew(e.ctx, g); err != nil {
+		e.checkDoubt(err)
+	}
+	err := a.Release(e.ctx, g)
+	heal()
+	if err != nil {
+		e.checkDoubt(err)
+		e.checkHeld(b, key)
+		e.release(a, g)
+	}
+	e.checkFree(b, key)
+	for _, r := range asked {
+		if err := a.Release(e.ctx, dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}); !errors.Is(err, dlock.ErrLost) {
+			assert.NoError(e, err, "Release that undoes a request")
+		}
+		e.checkFree(b, r.Key)
+	}
 }
 
 func keysIndependent(e *env) {

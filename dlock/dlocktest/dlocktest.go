@@ -61,6 +61,7 @@ type Link struct {
 	LoseReplies  func() (heal func())    // calls take effect and fail
 	HoldReplies  func() (deliver func()) // calls take effect, and are answered when deliver is called
 	Cut          func() (heal func())    // nothing reaches the service; connections are refused
+	Refuse       func() (heal func())    // the service answers with an error what would lock a key, as when it is full; other calls may pass
 }
 
 // Run checks every rule, each in a subtest.

@@ -88,6 +88,7 @@ func service(m *memlock.Backend, wrap func(dlock.Backend) dlock.Backend) dlockte
 				LoseReplies:  l.set(&l.loseReplies),
 				HoldReplies:  l.hold,
 				Cut:          l.set(&l.loseRequests),
+				Refuse:       l.set(&l.refuse),
 			}
 		},
 	}
@@ -111,9 +112,9 @@ func (c *counted) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 type link struct {
 	dlock.Backend
 
-	mu                        sync.Mutex
-	loseRequests, loseReplies bool
-	held                      chan struct{} // closed on delivery; nil if replies aren't held
+	mu                                sync.Mutex
+	loseRequests, loseReplies, refuse bool
+	held                              chan struct{} // closed on delivery; nil if replies aren't held
 }
 
 func (l *link) set(fault *bool) func() (heal func()) {
@@ -141,14 +142,20 @@ func (l *link) hold() (deliver func()) {
 	})
 }
 
-var errLink = errors.New("broken link")
+var (
+	errLink    = errors.New("broken link")
+	errRefused = errors.New("the server is full")
+)
 
 func (l *link) call(ctx context.Context, f func() error) error {
 	l.mu.Lock()
-	fault := l.loseRequests
+	fault, refuse := l.loseRequests, l.refuse
 	l.mu.Unlock()
-	if fault {
+	switch {
+	case fault:
 		return errLink
+	case refuse:
+		return errRefused
 	}
 	err := f()
 	l.mu.Lock()

@@ -2,6 +2,7 @@ package etcdlock_test
 
 import (
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,8 +29,24 @@ func TestConformance(t *testing.T) {
 func harness(c *testbed.Cluster) dlocktest.Harness {
 	// clientv3 retries only what was not sent.
 	return dlocktest.Harness{ShortTTL: shortTTL, NoRepeats: true, New: func(t *testing.T) dlocktest.Service {
+		var mu sync.Mutex
+		var links []*link
 		return dlocktest.Service{
-			Backend: func() dlock.Backend { return newBackend(t, client(t, c, newLink()), nil) },
+			Backend: func() dlock.Backend {
+				l := newLink()
+				mu.Lock()
+				defer mu.Unlock()
+				links = append(links, l)
+				return newBackend(t, client(t, c, l), nil)
+			},
+			Requests: func() (n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, l := range links {
+					n += l.requests()
+				}
+				return n
+			},
 			Faulty: func() (dlock.Backend, dlocktest.Link) {
 				l := newLink()
 				b := newBackend(t, client(t, c, l), nil)

@@ -292,11 +292,16 @@ func TestNothingIsPutDuringAnOutage(t *testing.T) {
 	g := n.take(t, r)
 	kv := b.keyOf(t, r)
 	locktest.Release(t, n, g)
+	session, err := b.c.TimeToLive(t.Context(), clientv3.LeaseID(kv.Lease))
+	require.NoError(t, err)
+	streams := n.l.sent(keepAlive)
 	heal := n.l.inject(cut)
 	defer heal()
-	_, err := b.c.Revoke(t.Context(), clientv3.LeaseID(kv.Lease))
+	locktest.Eventually(t, func() bool { return n.l.sent(keepAlive) > streams }) // the last stream is broken
+	over := time.Now().Add(time.Duration(session.GrantedTTL) * time.Second)      // at the latest
+	_, err = b.c.Revoke(t.Context(), clientv3.LeaseID(kv.Lease))
 	require.NoError(t, err)
-	time.Sleep(2100 * time.Millisecond) // S is 2 s
+	time.Sleep(time.Until(over))
 	before := n.l.sent(txn)
 	for range 3 {
 		_, err := n.TryAcquire(t.Context(), locktest.Request(shortTTL))

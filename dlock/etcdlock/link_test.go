@@ -54,6 +54,7 @@ const (
 	undoNever  // that is always lost
 	holdGrant  // one request for a session isn't answered
 	fillDisk   // a put is applied, and answered that there is no space, as when it crosses etcd's quota
+	fullDisk   // puts are refused
 )
 
 const (
@@ -85,7 +86,9 @@ func newLink() *link {
 }
 
 func (l *link) faults() dlocktest.Link {
-	return locktest.Link(l.inject, loseRequests, loseReplies, holdReplies, cut)
+	faults := locktest.Link(l.inject, loseRequests, loseReplies, holdReplies, cut)
+	faults.Refuse = func() (heal func()) { return l.inject(fullDisk) }
+	return faults
 }
 
 func (l *link) inject(f fault) (heal func()) {
@@ -137,6 +140,18 @@ func (l *link) sent(what string) int {
 	return l.calls[what]
 }
 
+// requests counts all but keep-alives.
+func (l *link) requests() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for method, calls := range l.calls {
+		if method == watches || method[0] == '/' && method != watch && method != keepAlive {
+			n += calls
+		}
+	}
+	return n
+}
+
 func (l *link) keptAlive() []time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,6 +187,10 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 	case forgetLeases:
 		if method == txn {
 			return rpctypes.ErrGRPCLeaseNotFound
+		}
+	case fullDisk:
+		if r, ok := req.(*pb.TxnRequest); ok && puts(r) {
+			return rpctypes.ErrGRPCNoSpace
 		}
 	case delayOneRequest:
 		<-changed

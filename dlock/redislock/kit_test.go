@@ -3,6 +3,7 @@ package redislock_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -110,6 +111,24 @@ func (q *queue) queued(n int) {
 func (q *queue) add(channel, owner string) {
 	q.Helper()
 	require.NoError(q, q.c.RPush(q.Context(), q.list(), "1000 "+channel+" "+owner).Err())
+}
+
+// deadBacklog queues waiters of frozen processes, which still subscribe.
+func (q *queue) deadBacklog(n, processes int) {
+	q.Helper()
+	ps := q.c.Subscribe(q.Context())
+	q.Cleanup(func() { require.NoError(q, ps.Close()) })
+	for i := range processes {
+		channel := fmt.Sprint("wake:frozen", i)
+		require.NoError(q, ps.Subscribe(q.Context(), channel))
+		_, err := ps.Receive(q.Context())
+		require.NoError(q, err)
+		entries := make([]any, n/processes)
+		for j := range entries {
+			entries[j] = fmt.Sprint("1000 ", channel, " ", i, "/", j)
+		}
+		require.NoError(q, q.c.RPush(q.Context(), q.list(), entries...).Err())
+	}
 }
 
 func (q *queue) release() {

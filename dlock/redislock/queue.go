@@ -25,16 +25,17 @@ import (
 //
 //   - A waiter's process dies, or its connection breaks: no delay. The script skips waiters that aren't subscribed. In a Cluster
 //     a server can't tell, and the next case applies.
-//   - Waiters are frozen or cut off but still appear subscribed: one HandoffTTL for all of them, plus the time until a live waiter
-//     polls (30 s at most, if thousands wait). The first is granted the lock for a HandoffTTL. The next poll calls the roll:
-//     waiters of processes that don't poll within 300 ms are removed, and rejoin at the end.
+//   - Waiters are frozen or cut off but still appear subscribed: one HandoffTTL for all of them, however many, plus less than a
+//     second. The first is granted the lock for a HandoffTTL. The next poll calls the roll: waiters of processes that don't poll
+//     within 300 ms are removed, and rejoin at the end.
 //   - The holder dies. The first waiter polls when the lease is over; renewals, and waiters ahead of it that leave, tell it when.
 //     After a hand-over, until the next renewal, all waiters poll, each after half to one HandoffTTL at random; if there are
-//     many, about 270 times a second in total, but each at least every 30 s.
+//     many, about 270 times a second in total, but each at least every 30 s, and one of each process once a HandoffTTL.
 //   - A notification is lost with its connection. Every waiter polls over the next one. A connection is pinged after 2 s of
 //     silence and replaced 2 s later; so is one to another server than the scripts use, as after a failover. A Cluster's bus may
 //     lose a message, which costs up to a HandoffTTL.
-//   - Waiters give up. They leave by a script, which is retried until the server responds, and hand over what they were granted.
+//   - Waiters give up. They leave by a script, and hand over what they were granted. One goroutine for each key retries it until the
+//     server responds, for two minutes at most.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands over what it is granted, except a lock
 //     that was free, which stays locked for a TTL.
 //   - Redis restarts. Waiters retry for about their TTL, at most 2 s or a quarter of it apart, whichever is less. The queue is as
@@ -55,6 +56,7 @@ const (
 	longestPause = 30 * time.Second      // a waiter polls at least this often
 	kept         = 2 * time.Minute       // how long the scripts keep a queue that nobody polls
 	pollRate     = 200                   // polls per second of all waiters of a key, at least, if many
+	manyWait     = 100                   // one waiter of each process polls as if no more than that waited for the key
 	retryPause   = 20 * time.Millisecond // a poll's doubles with each try
 	longestRetry = time.Second
 )
@@ -136,7 +138,7 @@ func redirected(err error) bool {
 func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answer) (g dlock.Grant, err error) {
 	var failing time.Time // since when polls fail
 	var retry time.Duration
-	next := time.Now().Add(b.pause(a))
+	next := time.Now().Add(b.pause(w, a))
 	for {
 		n, err := b.wait(ctx, time.Until(next), w.notices)
 		switch {
@@ -160,7 +162,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 			return later.grant(r), nil
 		}
 		if err == nil {
-			a, failing, retry, next = later, time.Time{}, 0, time.Now().Add(b.pause(later))
+			a, failing, retry, next = later, time.Time{}, 0, time.Now().Add(b.pause(w, later))
 			continue
 		}
 		w.late = w.late || !answered(err)
@@ -174,14 +176,18 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 	}
 }
 
-func (b *Backend) pause(a answer) time.Duration {
+func (b *Backend) pause(w *waiter, a answer) time.Duration {
 	if a.position == 1 && a.left >= 0 {
 		return until(a.left)
 	}
-	d := min(max(b.o.Queue.HandoffTTL, time.Duration(a.length)*time.Second/pollRate), longestPause)
+	length := time.Duration(a.length)
+	if length > manyWait && b.sub.watches(w) { // most of the others may be dead
+		length = manyWait
+	}
+	d := min(max(b.o.Queue.HandoffTTL, length*time.Second/pollRate), longestPause)
 	d = d/2 + jitter.N(d/2+1)
 	if a.left >= 0 { // with jitter, so that many don't poll at once
-		d = min(d, until(a.left)+jitter.N(time.Duration(a.length)*time.Millisecond))
+		d = min(d, until(a.left)+jitter.N(length*time.Millisecond))
 	}
 	return d
 }

@@ -118,6 +118,37 @@ func TestCloseWhileTheyLeave(t *testing.T) {
 	}
 }
 
+// Waiters that seem to subscribe but are dead cost the next one a HandoffTTL, however many they are.
+func TestDeadBacklog(t *testing.T) {
+	for _, processes := range []int{1, 50} {
+		for _, leave := range []int{0, 20} { // before the hand-over, the one that polls often among them
+			virtually(t, func(q *queue) {
+				const backlog = 10_000
+				q.deadBacklog(backlog, processes)
+				o := q.s.options()
+				o.Queue.Max = 2 * backlog
+				b := newBackend(q.T, q.s.client(q.T, q.s.link()), o)
+				other := locktest.Take(q, q.holder, locktest.Request(time.Hour)).Key
+				ctx, cancel := context.WithCancel(q.Context())
+				defer cancel()
+				for i := range leave {
+					locktest.Acquire(q.Context(), b, locktest.Next(other, time.Hour))
+					locktest.Acquire(ctx, b, dlock.Request{Key: q.key, Owner: fmt.Sprint("leaves", i), TTL: time.Hour})
+					q.queued(backlog + 1 + i)
+				}
+				w := q.join(b, "stays")
+				time.Sleep(time.Minute)
+				cancel()
+				synctest.Wait()
+				time.Sleep(handoff / 2)
+				began := time.Now()
+				q.release()
+				require.LessOrEqual(q, w.wins(3).At.Sub(began), handoff+600*time.Millisecond)
+			})
+		}
+	}
+}
+
 // Calls that undo requests of one key share batches, also while the last batch is being sent.
 func TestManyUndone(t *testing.T) {
 	b, _, _ := newMini(t).backend(t)

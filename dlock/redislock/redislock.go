@@ -124,7 +124,7 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	}
 	b.sub = &subscriber{
 		b: b, channel: o.Prefix + "wake:" + uuid.NewString(),
-		waiters: map[string]*waiter{}, taken: map[string]bool{}, leaving: map[string][]*batch{},
+		waiters: map[string]*waiter{}, watch: map[string]*waiter{}, taken: map[string]bool{}, leaving: map[string][]*batch{},
 	}
 	return b, nil
 }

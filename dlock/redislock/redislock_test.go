@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,7 +29,19 @@ func TestConformanceVirtual(t *testing.T) {
 
 func TestConformance(t *testing.T) {
 	dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service {
-		return service(t, onServer(t, server))
+		s := onServer(t, server)
+		if server.Real() == nil && server.Provider != testbed.External {
+			var admin *redis.Client
+			s, admin = as(t, "~*", "&*", "+@all")
+			set := func(rule string) {
+				require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", s.opts.Username, rule).Err())
+			}
+			s.refuse = func() (heal func()) {
+				set("-evalsha")
+				return sync.OnceFunc(func() { set("+evalsha") })
+			}
+		}
+		return service(t, s)
 	}})
 }
 
@@ -39,6 +52,7 @@ type redisServer struct {
 	opts    redis.Options      // what it takes to log in
 	handoff time.Duration      // Queue.HandoffTTL: long where a stall must not cost a waiter its turn
 	count   func() int         // the commands so far; nil: nobody counts them
+	refuse  func() func()      // has the server refuse scripts; nil: it can't
 }
 
 func newMini(t *testing.T) redisServer {
@@ -46,7 +60,11 @@ func newMini(t *testing.T) redisServer {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
 	t.Cleanup(m.Close)
-	return redisServer{handoff: handoff, count: m.CommandCount, dial: func(context.Context, string, string) (net.Conn, error) {
+	refuse := func() (heal func()) {
+		m.SetError("OOM command not allowed when used memory > 'maxmemory'.")
+		return func() { m.SetError("") }
+	}
+	return redisServer{handoff: handoff, count: m.CommandCount, refuse: refuse, dial: func(context.Context, string, string) (net.Conn, error) {
 		c, err := m.Dial()
 		if err != nil {
 			return nil, err
@@ -152,7 +170,9 @@ func service(t *testing.T, s redisServer) dlocktest.Service {
 	s.warm(t)
 	open := func() (dlock.Backend, dlocktest.Link) {
 		b, _, l := s.backend(t)
-		return b, l.Link()
+		link := l.Link()
+		link.Refuse = s.refuse
+		return b, link
 	}
 	return dlocktest.Service{
 		Backend: func() dlock.Backend {

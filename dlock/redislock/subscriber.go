@@ -27,6 +27,7 @@ type subscriber struct {
 	opening *opening            // nil until somebody has to wait, and after it has failed
 	current *subscription       // the last that was confirmed
 	waiters map[string]*waiter  // by owner
+	watch   map[string]*waiter  // by key: the one that polls often, if many wait
 	taken   map[string]bool     // owners that have the lock already; its notification may be in flight
 	leaving map[string][]*batch // by key; the first is being sent
 }
@@ -235,6 +236,27 @@ func (sub *subscriber) drop(w *waiter) {
 	defer sub.mu.Unlock()
 	delete(sub.waiters, w.owner)
 	sub.busy.Done()
+	if sub.watch[w.key] != w {
+		return
+	}
+	delete(sub.watch, w.key)
+	for _, next := range sub.waiters {
+		if next.key == w.key {
+			sub.watch[w.key] = next
+			next.notify(notice{})
+			return
+		}
+	}
+}
+
+// watches reports whether w is the one of the process's waiters for its key that polls often.
+func (sub *subscriber) watches(w *waiter) bool {
+	sub.mu.Lock()
+	defer sub.mu.Unlock()
+	if sub.watch[w.key] == nil {
+		sub.watch[w.key] = w
+	}
+	return sub.watch[w.key] == w
 }
 
 // take notes that owner has the lock, so a late notification is not an orphan's.

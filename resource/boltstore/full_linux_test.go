@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"syscall"
 	"testing"
@@ -101,6 +102,48 @@ func TestReadWhileUndone(t *testing.T) {
 			require.Equal(t, noRoom, errors.Is(errs[0], resource.ErrNoRoom), "%v", reason)
 		})
 	}
+}
+
+// A commit that is undone is followed by one that isn't synced yet: reads that waited for the first must wait for it, too.
+func TestReadWhileUndoneAndNext(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the commit's goroutine reaches the next commit before they go on
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, newPath(t))
+		require.NoError(t, s.Write(t.Context(), "k", at(5), nil))
+		fail, synced := make(chan error), make(chan error)
+		s.OnCommit(func(func() error) error {
+			s.OnCommit(func(commit func() error) error { return errors.Join(commit(), <-synced) })
+			return <-fail
+		})
+		results := make(chan error, 2)
+		for _, token := range []uint64{7, 9} {
+			go func() { results <- s.Write(t.Context(), "k", at(token), nil) }()
+			synctest.Wait()
+		}
+		const readers = 100
+		read := make(chan resource.Fence, readers)
+		for range readers {
+			go func() {
+				rec, err := s.Read(t.Context(), "k")
+				if err == nil {
+					read <- rec.MaxFence
+				}
+			}()
+		}
+		synctest.Wait()
+		fail <- syscall.ENOSPC
+		synctest.Wait()
+		early := len(read)
+		for range early {
+			require.Equal(t, at(5), <-read)
+		}
+		synced <- nil
+		require.ErrorIs(t, <-results, syscall.ENOSPC)
+		require.NoError(t, <-results)
+		for range readers - early {
+			require.Equal(t, at(9), <-read)
+		}
+	})
 }
 
 // The last sync of the commit fails.

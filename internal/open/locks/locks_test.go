@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -257,6 +258,22 @@ func TestRedlockPing(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A client that was given up ends: it would connect again for ever, and not leave the bubble.
+func TestZooKeeperGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, err := locks.Open(t.Context(), locks.Spec{
+			Lock: locks.ZooKeeper, Addrs: []string{"127.0.0.1:1"}, TTL: time.Second,
+			Dial: func(context.Context, string, string) (net.Conn, error) {
+				client, server := net.Pipe()
+				go func() { _, _ = io.Copy(io.Discard, server) }()
+				return client, nil
+			},
+		})
+		require.ErrorContains(t, err, "no server answered within")
+		time.Sleep(10 * time.Minute) // it waits for the server's greeting for 67 s
+	})
 }
 
 // go-zookeeper's requests take no context, and one without a reply lasts for minutes: pings share one.
