@@ -137,7 +137,7 @@ func TestParse(t *testing.T) {
 		"worker A max-hold=-1s, run A until done":             "Test.txt:3: worker A has a max-hold of -1s",
 		"worker X, run A until done":                          `Test.txt:3: worker "X" is never run; add a run, or remove the worker`,
 		"run A till done":                                     `Test.txt:3: unexpected "till done" after A; want until and a report, from and servers, or one word`,
-		"run A until done, -- on --":                          `Test.txt:4: section "on" is not a fencing mode and a verdict, as in "on: safe": history: there is no verdict "";`,
+		"run A until done, -- on --":                          `Test.txt:4: section "on" is not a fencing mode and a verdict, as in "on: safe": history: unknown verdict "";`,
 		"run A until done, -- on: fine --":                    `Test.txt:4: section "on: fine" is not`,
 		"run A until done, -- on: safe --, x, -- on: safe --": "Test.txt:6: duplicate section on",
 		"run A until done, -- unfenced: safe --":              `Test.txt:4: unknown fencing mode "unfenced"`,
