@@ -11,8 +11,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
-
-	"github.com/fencelab/fencelab/internal/jitter"
 )
 
 // attempts is how often each condition must be honoured. A server that ignores half of them passes with a chance of 1 in 65,536.
@@ -30,8 +28,10 @@ func Probe(ctx context.Context, client *s3.Client, bucket, prefix string) error 
 		if err == nil || errors.Is(err, ErrNoConditions) || status(err) == 0 || !Transient(err) || d > time.Second {
 			return err
 		}
-		if jitter.Sleep(ctx, d) != nil {
+		select {
+		case <-ctx.Done():
 			return err
+		case <-time.After(d):
 		}
 	}
 }
