@@ -29,10 +29,10 @@ import (
 type Clock struct {
 	dir string
 
-	mu    sync.Mutex
-	law   law
-	jumps time.Duration
-	rated bool
+	mu        sync.Mutex
+	law       law
+	jumps     time.Duration
+	rateFault bool
 }
 
 // law gives the time shown at the real time now: base + (now - since) * rate, in ns since 1970; as in clockshim.c.
@@ -178,13 +178,13 @@ func (c *Clock) run(rate float64) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.rated {
-		return errors.New("the clock's rate is another fault's")
+	if c.rateFault {
+		return errors.New("another fault has set the rate of the clock")
 	}
 	if err := c.change(func(now int64) law { return law{since: now, base: c.law.at(now), rate: rate} }); err != nil {
 		return err
 	}
-	c.rated = true
+	c.rateFault = true
 	return nil
 }
 
@@ -194,7 +194,7 @@ func (c *Clock) restore() error {
 	if err := c.change(func(now int64) law { return law{since: now, base: now + int64(c.jumps), rate: 1} }); err != nil {
 		return err
 	}
-	c.rated = false
+	c.rateFault = false
 	return nil
 }
 
@@ -220,15 +220,15 @@ func (c *Clock) change(next func(now int64) law) error {
 	return syscall.Munmap(mem)
 }
 
-// Confirm holds the clock and checks that the server follows it. ask returns the server's time, in microseconds or finer.
-func (c *Clock) Confirm(ctx context.Context, ask func(context.Context) (time.Time, error)) (err error) {
+// Confirm holds the clock and checks that the server follows it. readTime returns the server's time, in microseconds or finer.
+func (c *Clock) Confirm(ctx context.Context, readTime func(context.Context) (time.Time, error)) (err error) {
 	heal, err := c.Hold(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, heal(ctx)) }()
 	want := c.Now().Truncate(time.Microsecond)
-	got, err := ask(ctx)
+	got, err := readTime(ctx)
 	if err != nil {
 		return fmt.Errorf("faults: confirm clock: %w", err)
 	}

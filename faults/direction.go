@@ -61,9 +61,9 @@ type pipe struct {
 	unwritten bool // the last piece forwarded may not be written yet
 }
 
-var errFaulty = errors.New("the link has another fault in this direction")
+var errFaulty = errors.New("another fault of the link is in force in this direction")
 
-var errStalled = fmt.Errorf("a socket has not taken what was on its way to it for %v", stallTimeout)
+var errStalled = fmt.Errorf("a socket accepted no data for %v", stallTimeout)
 
 func (d *direction) claim() error {
 	d.mu.Lock()

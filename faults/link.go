@@ -80,7 +80,7 @@ func (l *Link) addDirection(stream string) (*direction, error) {
 	}
 	d, ok := toxic.Toxic.(*direction)
 	if !ok {
-		return nil, fmt.Errorf("toxiproxy made a %T of a direction", toxic.Toxic)
+		return nil, fmt.Errorf("toxiproxy created a %T instead of a direction", toxic.Toxic)
 	}
 	d.addr = l.addr
 	d.changed = make(chan struct{})

@@ -57,7 +57,7 @@ func TestRefuseOfABusyServer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err = link.Refuse(ctx)
-	require.ErrorContains(t, err, "clients are refused until the server has answered the last one")
+	require.ErrorContains(t, err, "clients are refused until the last connection attempt to the server has ended")
 	go func() {
 		for {
 			c, _, err := syscall.Accept(fd)

@@ -82,7 +82,7 @@ func (l *Link) Loses() bool { return l.requests.drops() || l.replies.drops() }
 
 func (l *Link) loseFrom(ctx context.Context, name string, d *direction, n int) (Heal, error) {
 	if n < 1 {
-		return nil, fmt.Errorf("faults: %s from message %d: they are counted from 1", name, n)
+		return nil, fmt.Errorf("faults: %s from message %d: messages count from 1", name, n)
 	}
 	heal, err := inject(ctx, name, effect{d, pass, 0})
 	if err != nil {
@@ -99,7 +99,7 @@ func (l *Link) loseFrom(ctx context.Context, name string, d *direction, n int) (
 // even if they close the connection or die.
 //
 // The heal, deliver, forwards the held bytes, in order on each connection, and returns when they are written to the server's
-// socket: the server may not have read them yet. If the server is paused or gone, deliver waits until its ctx ends.
+// socket: the server may not have read them yet. If the server is paused or dead, deliver waits until its ctx ends.
 func (l *Link) HoldRequests(ctx context.Context) (deliver Heal, err error) {
 	return inject(ctx, "hold requests", effect{l.requests, hold, 0})
 }
@@ -115,22 +115,22 @@ func (l *Link) AwaitHeld(ctx context.Context) error {
 // DelayRequests delays the clients' bytes and the end of their streams by at least d after the link read them, without loss or
 // reordering. The heal forwards delayed bytes at once, in order, and returns when they are written to the server's socket.
 func (l *Link) DelayRequests(ctx context.Context, d time.Duration) (Heal, error) {
-	return late(ctx, "delay requests", d, effect{l.requests, delay, d})
+	return injectDelay(ctx, "delay requests", d, effect{l.requests, delay, d})
 }
 
 // DelayReplies is [Link.DelayRequests] for the server's bytes.
 func (l *Link) DelayReplies(ctx context.Context, d time.Duration) (Heal, error) {
-	return late(ctx, "delay replies", d, effect{l.replies, delay, d})
+	return injectDelay(ctx, "delay replies", d, effect{l.replies, delay, d})
 }
 
 // Delay is [Link.DelayRequests] and [Link.DelayReplies] at once. Connecting takes no longer.
 func (l *Link) Delay(ctx context.Context, d time.Duration) (Heal, error) {
-	return late(ctx, "delay", d, l.both(delay, d)...)
+	return injectDelay(ctx, "delay", d, l.both(delay, d)...)
 }
 
-func late(ctx context.Context, name string, d time.Duration, effects ...effect) (Heal, error) {
+func injectDelay(ctx context.Context, name string, d time.Duration, effects ...effect) (Heal, error) {
 	if d <= 0 {
-		return nil, fmt.Errorf("faults: %s by %v: it must be more than 0", name, d)
+		return nil, fmt.Errorf("faults: %s by %v: the delay must be positive", name, d)
 	}
 	return inject(ctx, name, effects...)
 }

@@ -150,7 +150,7 @@ func TestLinkFaults(t *testing.T) {
 	require.ErrorIs(t, err, net.ErrClosed)
 	for _, d := range []time.Duration{0, -time.Second} {
 		_, err := refuses.Delay(t.Context(), d)
-		require.ErrorContains(t, err, "more than 0")
+		require.ErrorContains(t, err, "must be positive")
 	}
 	require.NoError(t, refuses.Close())
 }
@@ -230,7 +230,7 @@ func TestLoseFrom(t *testing.T) {
 				require.Equal(t, "healed before", last.got)
 				require.Equal(t, c.want, s.log(""))
 				_, err := c.lose(l, t.Context(), 0)
-				require.ErrorContains(t, err, "counted from 1")
+				require.ErrorContains(t, err, "messages count from 1")
 			})
 		})
 	}

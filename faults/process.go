@@ -39,12 +39,12 @@ func (p *process) stop(ctx context.Context) error {
 		return err
 	}
 	if t.stopped > 0 {
-		return errors.New("it is stopped already")
+		return errors.New("it is already stopped")
 	}
 	if err := p.handle.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	if err := p.wait(ctx, threads.halted); err != nil {
+	if err := p.wait(ctx, threads.allStopped); err != nil {
 		return errors.Join(err, p.handle.Signal(syscall.SIGCONT))
 	}
 	return nil
@@ -54,7 +54,7 @@ func (p *process) resume(ctx context.Context) error {
 	if err := p.handle.Signal(syscall.SIGCONT); err != nil {
 		return err
 	}
-	return p.wait(ctx, threads.going)
+	return p.wait(ctx, threads.running)
 }
 
 // Kill kills the process pid with SIGKILL. In force means that no thread runs, and that its files, sockets and locks are closed;
@@ -68,7 +68,7 @@ func Kill(ctx context.Context, pid int) error {
 	if err := p.handle.Signal(syscall.SIGKILL); err != nil {
 		return fmt.Errorf("faults: kill process %d: %w", pid, err)
 	}
-	if err := p.wait(ctx, threads.gone); err != nil {
+	if err := p.wait(ctx, threads.exited); err != nil {
 		return fmt.Errorf("faults: kill process %d: %w", pid, err)
 	}
 	return nil
@@ -83,25 +83,25 @@ type process struct {
 	handle *os.Process
 }
 
-// threads counts a process's threads by state; all 0 if it is gone.
+// threads counts a process's threads by state; all 0 once it has exited.
 type threads struct {
 	total   int
 	stopped int // by a signal
 	dead    int // 1 if the main thread has ended, until the process is reaped
 }
 
-func (t threads) gone() bool   { return t.dead == t.total }
-func (t threads) halted() bool { return !t.gone() && t.stopped+t.dead == t.total }
-func (t threads) going() bool  { return !t.gone() && t.stopped == 0 }
+func (t threads) exited() bool     { return t.dead == t.total }
+func (t threads) allStopped() bool { return !t.exited() && t.stopped+t.dead == t.total }
+func (t threads) running() bool    { return !t.exited() && t.stopped == 0 }
 
 func find(ctx context.Context, pid int) (*process, error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case pid < 2:
-		return nil, errors.New("a pid below 2 names init or a group of processes")
+		return nil, errors.New("a pid below 2 is init or a process group")
 	case pid == os.Getpid():
-		return nil, errors.New("it is the calling process")
+		return nil, errors.New("it is this process")
 	}
 	handle, err := os.FindProcess(pid)
 	if err != nil {
@@ -109,7 +109,7 @@ func find(ctx context.Context, pid int) (*process, error) {
 	}
 	p := &process{pid, handle}
 	t, err := p.threads(ctx)
-	if err == nil && t.gone() {
+	if err == nil && t.exited() {
 		err = os.ErrProcessDone
 	}
 	if err != nil {
@@ -147,7 +147,7 @@ func (p *process) wait(ctx context.Context, ok func(threads) bool) error {
 			return err
 		case ok(t):
 			return nil
-		case t.gone():
+		case t.exited():
 			return os.ErrProcessDone
 		}
 		select {

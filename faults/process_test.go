@@ -21,7 +21,7 @@ func TestPause(t *testing.T) {
 	require.Equal(t, before, paused.count(), "ticks under a pause")
 
 	_, err := faults.Pause(t.Context(), paused.pid())
-	require.ErrorContains(t, err, "stopped already")
+	require.ErrorContains(t, err, "already stopped")
 
 	require.NoError(t, resume(t.Context()))
 	paused.awaitTicks(t, 1)
@@ -85,11 +85,11 @@ func TestPidsRefused(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // init would ignore the signals
 	defer cancel()
 	for pid, reason := range map[int]string{
-		noGroup:     "group of processes",
-		-1:          "group of processes",
-		0:           "group of processes",
+		noGroup:     "process group",
+		-1:          "process group",
+		0:           "process group",
 		1:           "init",
-		os.Getpid(): "the calling process",
+		os.Getpid(): "this process",
 	} {
 		_, err := faults.Pause(ctx, pid)
 		require.ErrorContains(t, err, reason)

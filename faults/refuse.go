@@ -52,7 +52,7 @@ func (l *Link) Refuse(ctx context.Context) (Heal, error) {
 		case failed := <-undone:
 			return nil, errors.Join(err, failed)
 		case <-time.After(undoTimeout):
-			return nil, fmt.Errorf("%w; clients are refused until the server has answered the last one", err)
+			return nil, fmt.Errorf("%w; clients are refused until the last connection attempt to the server has ended", err)
 		}
 	}
 	return heal, nil

@@ -52,7 +52,7 @@ var _ Store = (*Client)(nil)
 func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	u, err := url.Parse(baseURL)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || strings.ContainsAny(baseURL, "?#") {
-		return nil, fmt.Errorf("resource: base URL %q is not of the form http://host:port or https://host:port", shown(baseURL))
+		return nil, fmt.Errorf("resource: base URL %q is not of the form http://host:port or https://host:port", redact(baseURL))
 	}
 	var o ClientOptions
 	if opts != nil {
@@ -73,8 +73,8 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	return c, nil
 }
 
-// shown returns baseURL, which may be invalid, without user information and query, which may be secret.
-func shown(baseURL string) string {
+// redact returns baseURL, which may be invalid, without user information and query, which may be secret.
+func redact(baseURL string) string {
 	if at := strings.LastIndex(baseURL, "@"); at >= 0 {
 		baseURL = "..." + baseURL[at:]
 	}
@@ -211,7 +211,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		}
 		return Record{}, &StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied == "true"}
 	case resp.StatusCode == http.StatusOK:
-		return Record{}, fmt.Errorf("the reply has no valid %s header: is there a resource at %s?", HeaderMax, shown(c.base))
+		return Record{}, fmt.Errorf("the reply has no valid %s header: is there a resource at %s?", HeaderMax, redact(c.base))
 	}
 	var p problem
 	if json.Unmarshal(body, &p) != nil || p.Error == "" {
@@ -219,7 +219,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		case resp.StatusCode == http.StatusRequestEntityTooLarge:
 			return Record{}, fmt.Errorf("%s: not from the resource: raise the limit of the proxy in front of it (nginx: client_max_body_size)", resp.Status)
 		case resp.StatusCode/100 == 3 && to != "":
-			return Record{}, fmt.Errorf("%s to %q: redirects are not followed: correct the base URL", resp.Status, shown(to))
+			return Record{}, fmt.Errorf("%s to %q: redirects are not followed: correct the base URL", resp.Status, redact(to))
 		}
 		return Record{}, errors.New(resp.Status)
 	}
@@ -241,7 +241,7 @@ func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
 	case f == Fence{} || c.allowUnfenced:
 		return nil
 	case h.Get(HeaderFencing) == "off":
-		return fmt.Errorf("%w: the resource at %s runs with fencing off", ErrUnfenced, shown(c.base))
+		return fmt.Errorf("%w: the resource at %s runs with fencing off", ErrUnfenced, redact(c.base))
 	case f.Seq > 0 && maxFence != f, maxFence.Token != f.Token:
 		return mismatch(f, maxFence)
 	}

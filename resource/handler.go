@@ -130,7 +130,7 @@ func (h *handler) put(w http.ResponseWriter, r *http.Request, key string) {
 		}
 	}
 	if err := cmp.Or(checkTarget(r, key), err); err != nil {
-		h.fail(w, http.StatusBadRequest, sentence(err))
+		h.fail(w, http.StatusBadRequest, withoutPrefix(err))
 		return
 	}
 	value, err := h.body(w, r)
@@ -148,7 +148,7 @@ func (h *handler) put(w http.ResponseWriter, r *http.Request, key string) {
 	}
 	h.metrics.writes.Inc()
 	w.Header().Set(HeaderMax, f.String())
-	h.answer(w, http.StatusOK, struct {
+	h.respond(w, http.StatusOK, struct {
 		Key      string `json:"key"`
 		MaxFence uint64 `json:"max_fence"`
 	}{key, f.Token})
@@ -164,7 +164,7 @@ func (h *handler) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 func (h *handler) get(w http.ResponseWriter, r *http.Request, key string) {
 	f, err := fenceOf(r.Header, 0)
 	if err := cmp.Or(checkTarget(r, key), err); err != nil {
-		h.fail(w, http.StatusBadRequest, sentence(err))
+		h.fail(w, http.StatusBadRequest, withoutPrefix(err))
 		return
 	}
 	var rec Record
@@ -186,21 +186,21 @@ func (h *handler) get(w http.ResponseWriter, r *http.Request, key string) {
 	if acceptsRaw(r.Header) {
 		w.Header().Set("Content-Type", rawType)
 		w.Header().Set("Content-Length", strconv.Itoa(len(rec.Value)))
-		_, _ = w.Write(rec.Value) // fails only if the client is gone
+		_, _ = w.Write(rec.Value) // fails only if the client has disconnected
 		return
 	}
-	answer := struct {
+	reply := struct {
 		Key      string  `json:"key"`
 		Value    *string `json:"value,omitempty"`
 		Base64   []byte  `json:"value_base64,omitempty"`
 		MaxFence uint64  `json:"max_fence"`
 	}{Key: key, MaxFence: rec.MaxFence.Token}
 	if utf8.Valid(rec.Value) {
-		answer.Value = new(string(rec.Value))
+		reply.Value = new(string(rec.Value))
 	} else {
-		answer.Base64 = rec.Value
+		reply.Base64 = rec.Value
 	}
-	h.answer(w, http.StatusOK, answer)
+	h.respond(w, http.StatusOK, reply)
 }
 
 func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
@@ -208,7 +208,7 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		h.metrics.stale.Inc()
 		w.Header().Set(HeaderSeen, stale.Seen.String())
 		w.Header().Set(HeaderApplied, strconv.FormatBool(stale.Applied))
-		h.answer(w, http.StatusConflict, struct {
+		h.respond(w, http.StatusConflict, struct {
 			Error   string `json:"error"`
 			Seen    uint64 `json:"seen"`
 			Got     uint64 `json:"got"`
@@ -223,10 +223,10 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		w.Header().Set(HeaderMax, Fence{}.String())
 		h.fail(w, http.StatusNotFound, "key not found")
 	case errors.Is(err, ErrTooLarge):
-		h.fail(w, http.StatusRequestEntityTooLarge, "nothing was written: "+sentence(err))
+		h.fail(w, http.StatusRequestEntityTooLarge, "nothing was written: "+withoutPrefix(err))
 	case errors.Is(err, ErrJump):
 		h.Logger.WarnContext(r.Context(), "fencing token too far ahead", "path", r.URL.Path, "error", err)
-		h.answer(w, http.StatusBadRequest, problem{Error: sentence(err), Jump: true})
+		h.respond(w, http.StatusBadRequest, problem{Error: withoutPrefix(err), Jump: true})
 	case errors.Is(err, ErrNoRoom):
 		h.Logger.ErrorContext(r.Context(), "the store has no room", "method", r.Method, "path", r.URL.Path, "error", err)
 		h.fail(w, http.StatusInsufficientStorage, "nothing was changed: the store has no room; its log says why")
@@ -234,19 +234,19 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		h.fail(w, http.StatusServiceUnavailable, "the resource is shutting down")
 	default:
 		level, message := slog.LevelError, "the store failed"
-		if errors.Is(err, context.Cause(r.Context())) { // nil as long as the client waits
-			level, message = slog.LevelDebug, "the client is gone"
+		if errors.Is(err, context.Cause(r.Context())) { // nil while the client waits
+			level, message = slog.LevelDebug, "the client has disconnected"
 		}
 		h.Logger.Log(r.Context(), level, message, "method", r.Method, "path", r.URL.Path, "error", err)
 		h.fail(w, http.StatusInternalServerError, "the store failed; a write may have taken effect: repeat it to find out")
 	}
 }
 
-func (h *handler) fail(w http.ResponseWriter, status int, sentence string) {
-	h.answer(w, status, problem{Error: sentence})
+func (h *handler) fail(w http.ResponseWriter, status int, message string) {
+	h.respond(w, status, problem{Error: message})
 }
 
-func (h *handler) answer(w http.ResponseWriter, status int, v any) {
+func (h *handler) respond(w http.ResponseWriter, status int, v any) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -312,7 +312,7 @@ func number(h http.Header, name string) (uint64, error) {
 	return n, nil
 }
 
-func sentence(err error) string { return strings.TrimPrefix(err.Error(), "resource: ") }
+func withoutPrefix(err error) string { return strings.TrimPrefix(err.Error(), "resource: ") }
 
 func acceptsRaw(h http.Header) bool {
 	for _, accept := range h.Values("Accept") {

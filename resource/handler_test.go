@@ -349,7 +349,7 @@ func TestHandlerClientGone(t *testing.T) {
 		err  error
 		want string
 	}{
-		{gone, canceled, `level=DEBUG msg="the client is gone"`},
+		{gone, canceled, `level=DEBUG msg="the client has disconnected"`},
 		{gone, io.EOF, `level=ERROR msg="the store failed"`},
 		{t.Context(), canceled, `level=ERROR msg="the store failed"`},
 	} {

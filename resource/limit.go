@@ -17,7 +17,7 @@ func LimitJumps(s Store, maxJump uint64) Store { return &limited{s, maxJump} }
 
 type limited struct {
 	Store
-	most uint64
+	maxJump uint64
 }
 
 func (l *limited) check(ctx context.Context, key string, token uint64) error {
@@ -25,8 +25,8 @@ func (l *limited) check(ctx context.Context, key string, token uint64) error {
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	}
-	if seen := rec.MaxFence.Token; token-min(token, seen) > l.most {
-		return fmt.Errorf("%w: %d for %q, which has seen %d; the limit is %d more", ErrJump, token, key, seen, l.most)
+	if seen := rec.MaxFence.Token; token-min(token, seen) > l.maxJump {
+		return fmt.Errorf("%w: %d for %q, which has seen %d; the limit is %d more", ErrJump, token, key, seen, l.maxJump)
 	}
 	return nil
 }

@@ -118,12 +118,12 @@ func (r Record) CheckRead(key string, f Fence) error {
 // Store holds a value and the greatest accepted fence for each key. Its methods may be called concurrently. An implementation
 // must keep these rules, which the cases in brackets of package storetest check:
 //
-//  1. Write takes effect if and only if [AdmitsWrite] says so, over the whole range of uint64. Otherwise it changes nothing
+//  1. Write takes effect if and only if [AdmitsWrite] allows it, over the whole range of uint64. Otherwise it changes nothing
 //     and returns a [*StaleTokenError]. [StrictlyGreater, EqualRefused, LowerRefused, SeqOrders, FullRange]
 //  2. A refused Write is reported as Applied if and only if its fence equals the greatest accepted and its value the stored one.
 //     Since a fence is for one call, a caller whose reply was lost can repeat the call to find out whether it took effect.
 //     [RetryRecognised, OtherValueRefused, RepeatTells]
-//  3. ReadFenced takes effect if and only if [AdmitsRead] says so, and otherwise returns a [*StaleTokenError]. It raises the
+//  3. ReadFenced takes effect if and only if [AdmitsRead] allows it, and otherwise returns a [*StaleTokenError]. It raises the
 //     fence to its own and reads atomically, so that a later write with a lower fence is refused.
 //     [FencedReadRaises, FencedReadRefused, FencedReadOwnGrant, FencedReadSeq]
 //  4. Of any number of concurrent calls on a key, accepted writes' fences strictly increase and the greatest wins. [Concurrent]

@@ -121,7 +121,7 @@ func TestClockSkew(t *testing.T) {
 				require.NoError(t, err)
 				// A majority was enough; wait for the other votes.
 				for _, c := range clients {
-					require.Eventually(t, func() bool { return c.Exists(ctx, "redlock:{"+key+"}").Val() == 1 }, patience, look)
+					require.Eventually(t, func() bool { return c.Exists(ctx, "redlock:{"+key+"}").Val() == 1 }, patience, pollInterval)
 				}
 				for _, n := range nodes[:ahead] {
 					back, err := n.Clock.Jump(ctx, by)

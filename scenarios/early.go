@@ -9,7 +9,7 @@ import (
 
 // tooEarly reports what only times show: grants before the victim's lease could have expired, and locks that don't renew.
 func tooEarly(s *Scenario, events []history.Event) (why []string) {
-	doubt := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
+	add := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
 	var holder history.Event // of a victim that believes it holds the lock
 	for _, e := range events {
 		switch {
@@ -18,15 +18,15 @@ func tooEarly(s *Scenario, events []history.Event) (why []string) {
 		case e.Kind != history.KindReport:
 		case e.Name == history.Acquired:
 			if early := holder.Until.Sub(e.Time); early > 0 {
-				doubt("%s was granted the lock %v before the end of %s's lease", e.Actor, early, holder.Actor)
+				add("%s was granted the lock %v before the end of %s's lease", e.Actor, early, holder.Actor)
 			}
-			most, ttl := time.Duration(s.Workers[holder.Actor].MaxHold), time.Duration(holder.TTL)
+			maxHold, ttl := time.Duration(s.Workers[holder.Actor].MaxHold), time.Duration(holder.TTL)
 			switch after := e.Time.Sub(holder.Time); {
-			case most == 0:
-			case ttl >= most:
-				doubt("%s's lease of %v outlasts its renewals, which end after %v: choose a shorter TTL", holder.Actor, ttl, most)
-			case after < most:
-				doubt("%s was granted the lock %v after %s, whose lease was to be renewed for %v", e.Actor, after, holder.Actor, most)
+			case maxHold == 0:
+			case ttl >= maxHold:
+				add("%s's lease of %v outlasts its renewals, which end after %v: choose a shorter TTL", holder.Actor, ttl, maxHold)
+			case after < maxHold:
+				add("%s was granted the lock %v after %s, whose lease was to be renewed for %v", e.Actor, after, holder.Actor, maxHold)
 			}
 			holder = history.Event{}
 			if s.Workers[e.Actor].Victim {

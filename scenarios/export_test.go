@@ -9,8 +9,8 @@ import (
 )
 
 // Watch returns the sync of a storeTarget on s.
-func Watch(f history.Fencing, s resource.Store, key string, tell func(history.Event)) func(context.Context, *history.Event) error {
-	t := newStoreTarget(&Store{}, f, tell)
+func Watch(f history.Fencing, s resource.Store, key string, record func(history.Event)) func(context.Context, *history.Event) error {
+	t := newStoreTarget(&Store{}, f, record)
 	t.client, t.key = s, key
 	return t.sync
 }

@@ -48,8 +48,8 @@ var injections = map[string]injection{
 		},
 	},
 	"hold":   {links: func(ctx context.Context, w *worker, _ Step) (faults.Heal, error) { return w.toStore.HoldRequests(ctx) }},
-	"cut":    {links: between((*faults.Link).Cut)},
-	"refuse": {links: between((*faults.Link).Refuse)},
+	"cut":    {links: lockLinks((*faults.Link).Cut)},
+	"refuse": {links: lockLinks((*faults.Link).Refuse)},
 	"isolate": {server: func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
 		if c == nil {
 			return nil, fmt.Errorf("it has no peers: %w", errors.ErrUnsupported)
@@ -68,7 +68,7 @@ var injections = map[string]injection{
 	"jump": {server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, st Step) (faults.Heal, error) {
 		d, err := time.ParseDuration(st.Detail)
 		if err != nil {
-			return nil, fmt.Errorf("a jump's detail is how far, as in \"20s\": %w", err)
+			return nil, fmt.Errorf("a jump needs a duration, such as 20s: %w", err)
 		}
 		if s.Clock == nil {
 			return nil, fmt.Errorf("its clock is the machine's: %w", errors.ErrUnsupported)
@@ -77,7 +77,7 @@ var injections = map[string]injection{
 	}},
 }
 
-func between(fault func(*faults.Link, context.Context) (faults.Heal, error)) func(context.Context, *worker, Step) (faults.Heal, error) {
+func lockLinks(fault func(*faults.Link, context.Context) (faults.Heal, error)) func(context.Context, *worker, Step) (faults.Heal, error) {
 	return func(ctx context.Context, w *worker, st Step) (faults.Heal, error) {
 		var all heals
 		for _, n := range w.nodes {
@@ -110,7 +110,7 @@ type kind string
 const (
 	ofWorker   kind = "a worker"
 	ofResource kind = "the resource"
-	ofServer   kind = "a server of the lock's"
+	ofServer   kind = "a lock server"
 )
 
 func verbs(k kind) (names []string) {
@@ -121,8 +121,8 @@ func verbs(k kind) (names []string) {
 		e, known := injections[f.Name]
 		if k == ofWorker && (e.process != nil || e.links != nil) || k == ofResource && e.resource != nil || k == ofServer && (e.server != nil || !known) {
 			names = append(names, f.Name)
-			forGood := k == ofWorker && f.State == history.Down
-			if f.Undo != "" && !forGood && !slices.Contains(names, f.Undo) {
+			permanent := k == ofWorker && f.State == history.Down
+			if f.Undo != "" && !permanent && !slices.Contains(names, f.Undo) {
 				names = append(names, f.Undo)
 			}
 		}

@@ -56,7 +56,7 @@ func Load(folder fs.FS) ([]Scenario, error) {
 		if err == nil {
 			var s Scenario
 			if s, err = Parse(file, text); err == nil && len(s.Expect) == 0 {
-				err = fmt.Errorf("scenarios: %s: it expects no verdict; add a section such as %q", s.where(0), "-- on: safe --")
+				err = fmt.Errorf("scenarios: %s: it has no expected verdict; add a section such as %q", s.where(0), "-- on: safe --")
 			}
 			all = append(all, s)
 		}
@@ -99,8 +99,8 @@ func Parse(file string, text []byte) (Scenario, error) {
 		words := strings.Fields(line)
 		switch {
 		case len(words) > 0 && strings.HasPrefix(words[0], "#"):
-		case sentence && s.Hazard != "" && len(words) > 0 && slices.Contains(beginnings(), words[0]):
-			check(fmt.Errorf("the sentence goes on with a line that begins with %q, as settings and steps do; put an empty line before, or "+
+		case sentence && s.Hazard != "" && len(words) > 0 && slices.Contains(keywords(), words[0]):
+			check(fmt.Errorf("the sentence continues on a line that begins with %q, as settings and steps do; put an empty line before, or "+
 				"break the sentence elsewhere", words[0]))
 		case sentence && len(words) > 0:
 			s.Hazard = strings.TrimSpace(s.Hazard + " " + strings.TrimSpace(line))
@@ -181,7 +181,7 @@ func (s *Scenario) where(line int) string {
 
 var settings = []string{"locks", "variant", "tokens-lost", "min-ttl", "worker"}
 
-func beginnings() []string {
+func keywords() []string {
 	names := append(slices.Clone(settings), verbRun)
 	for _, f := range history.Faults {
 		names = append(names, f.Name)
@@ -192,13 +192,13 @@ func beginnings() []string {
 func (s *Scenario) line(first string, rest []string, n int) (err error) {
 	one := func() (string, error) {
 		if len(rest) != 1 {
-			return "", fmt.Errorf("%s takes one word, not %d", first, len(rest))
+			return "", fmt.Errorf("%s takes one value, not %d", first, len(rest))
 		}
 		return rest[0], nil
 	}
 	given := map[string]bool{"locks": s.Locks != nil, "variant": s.Variant != "", "tokens-lost": s.TokensLost, "min-ttl": s.MinTTL != 0}
 	if given[first] {
-		return fmt.Errorf("there is already a line %s", first)
+		return fmt.Errorf("duplicate line %s", first)
 	}
 	switch first {
 	case "locks":
@@ -209,7 +209,7 @@ func (s *Scenario) line(first string, rest []string, n int) (err error) {
 		s.Variant, err = one()
 	case "tokens-lost":
 		if s.TokensLost = true; len(rest) > 0 {
-			return errors.New("tokens-lost stands alone")
+			return errors.New("tokens-lost takes no value")
 		}
 	case "min-ttl":
 		s.lines[first] = n
@@ -223,7 +223,7 @@ func (s *Scenario) line(first string, rest []string, n int) (err error) {
 			return errors.New("it names no worker")
 		}
 		if _, ok := s.Workers[rest[0]]; ok {
-			return fmt.Errorf("worker %s has a line already; put all its options there", rest[0])
+			return fmt.Errorf("worker %s is already declared; put all its options on that line", rest[0])
 		}
 		s.lines["worker "+rest[0]] = n
 		s.Workers[rest[0]], err = parseWorker(rest[1:])
@@ -248,7 +248,7 @@ func parseWorker(options []string) (w Worker, err error) {
 	for _, option := range options {
 		if d, ok := strings.CutPrefix(option, "max-hold="); ok {
 			if w.MaxHold != 0 {
-				return w, errors.New("it has a max-hold already")
+				return w, errors.New("duplicate max-hold")
 			}
 			if err := w.MaxHold.UnmarshalText([]byte(d)); err != nil {
 				return w, err
@@ -257,7 +257,7 @@ func parseWorker(options []string) (w Worker, err error) {
 		}
 		flag := flags[option]
 		if flag == nil {
-			return w, fmt.Errorf("a worker has no option %q; there are %s and max-hold=%v",
+			return w, fmt.Errorf("unknown worker option %q; the options are %s and max-hold=%v",
 				option, strings.Join(slices.Sorted(maps.Keys(flags)), ", "), time.Hour)
 		}
 		*flag = true
@@ -278,7 +278,7 @@ func parseStep(verb string, rest []string) (Step, error) {
 	case len(rest) == 1:
 		st.Detail = rest[0]
 	case len(rest) > 1:
-		return st, fmt.Errorf("%q follows %s: it may be until and a report, from and servers, or one word", strings.Join(rest, " "), st.Target)
+		return st, fmt.Errorf("unexpected %q after %s; want until and a report, from and servers, or one word", strings.Join(rest, " "), st.Target)
 	}
 	return st, nil
 }
@@ -288,7 +288,7 @@ const unfenced = "unfenced"
 func (s *Scenario) section(title, trace string, n int) error {
 	mode, text, _ := strings.Cut(title, ": ")
 	if _, ok := s.Traces[mode]; ok {
-		return fmt.Errorf("there is a section %s already", mode)
+		return fmt.Errorf("duplicate section %s", mode)
 	}
 	s.Traces[mode], s.lines["-- "+mode] = trace, n
 	if title == unfenced {

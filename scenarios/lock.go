@@ -33,15 +33,15 @@ func FromLocker(l *dlock.Locker) Lock { return locker{l} }
 type locker struct{ *dlock.Locker }
 
 func (l locker) Acquire(ctx context.Context, key string) (Lease, error) {
-	return leased(l.Locker.Acquire(ctx, key))
+	return asLease(l.Locker.Acquire(ctx, key))
 }
 
 func (l locker) TryAcquire(ctx context.Context, key string) (Lease, error) {
-	return leased(l.Locker.TryAcquire(ctx, key))
+	return asLease(l.Locker.TryAcquire(ctx, key))
 }
 
-// leased returns a nil Lease instead of a nil *Handle in one.
-func leased(h *dlock.Handle, err error) (Lease, error) {
+// asLease returns a nil Lease instead of a nil *Handle in one.
+func asLease(h *dlock.Handle, err error) (Lease, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -95,22 +95,22 @@ func (a Adapter) lease(ctx context.Context, key string, wait bool) (Lease, error
 	}
 	g, err := a.Get(ctx, key, wait)
 	if err != nil {
-		return nil, as(dlock.ErrHeld, a.Held, err)
+		return nil, wrapAs(dlock.ErrHeld, a.Held, err)
 	}
-	life := context.WithoutCancel(ctx)
+	ctx = context.WithoutCancel(ctx)
 	l := &adapted{g: g, lost: a.Lost}
 	switch {
 	case g.Release == nil:
 		return nil, errors.New("scenarios: Grant.Release is nil: it releases the lock")
 	case g.Lost != nil:
-		l.life, l.over = whileHeld{life, g.Lost}, func() {}
+		l.ctx, l.cancel = whileHeld{ctx, g.Lost}, func() {}
 	case g.Until.IsZero():
 		return nil, errors.New("scenarios: Grant has neither Until nor Lost: one of them says when the lease is over")
 	case g.Renew == nil:
-		l.life, l.over = context.WithDeadline(life, g.Until)
+		l.ctx, l.cancel = context.WithDeadline(ctx, g.Until)
 	default:
-		l.life, l.over = context.WithCancel(life)
-		l.timer = time.AfterFunc(time.Until(g.Until), l.over)
+		l.ctx, l.cancel = context.WithCancel(ctx)
+		l.timer = time.AfterFunc(time.Until(g.Until), l.cancel)
 	}
 	if g.Renew == nil {
 		return l, nil
@@ -135,10 +135,10 @@ func (c whileHeld) Err() error {
 }
 
 type adapted struct {
-	lost  error
-	life  context.Context
-	over  context.CancelFunc
-	timer *time.Timer // ends life at Until. Nil: a renewal doesn't move the end
+	lost   error
+	ctx    context.Context
+	cancel context.CancelFunc
+	timer  *time.Timer // ends ctx at Until. Nil: a renewal doesn't move the end
 
 	mu sync.Mutex
 	g  Grant
@@ -146,7 +146,7 @@ type adapted struct {
 
 func (l *adapted) Fence() uint64            { return l.g.Token }
 func (l *adapted) TTL() time.Duration       { return l.g.TTL }
-func (l *adapted) Context() context.Context { return l.life }
+func (l *adapted) Context() context.Context { return l.ctx }
 
 func (l *adapted) Until() time.Time {
 	l.mu.Lock()
@@ -155,11 +155,11 @@ func (l *adapted) Until() time.Time {
 }
 
 func (l *adapted) Release(ctx context.Context) error {
-	l.over()
+	l.cancel()
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	return as(dlock.ErrLost, l.lost, l.g.Release(ctx))
+	return wrapAs(dlock.ErrLost, l.lost, l.g.Release(ctx))
 }
 
 type renewable struct{ *adapted }
@@ -168,7 +168,7 @@ type renewable struct{ *adapted }
 func (l renewable) Renew(ctx context.Context) error {
 	until, err := l.g.Renew(ctx)
 	if err != nil {
-		return as(dlock.ErrLost, l.lost, err)
+		return wrapAs(dlock.ErrLost, l.lost, err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -182,7 +182,7 @@ func (l renewable) Renew(ctx context.Context) error {
 	return nil
 }
 
-func as(ours, theirs, err error) error {
+func wrapAs(ours, theirs, err error) error {
 	if theirs != nil && errors.Is(err, theirs) {
 		return fmt.Errorf("%w: %w", ours, err)
 	}
@@ -211,7 +211,7 @@ type LockSpec struct {
 func FromBackend(open func(ctx context.Context, s LockSpec) (dlock.Backend, error)) Open {
 	return func(ctx context.Context, s LockSpec) (Lock, error) {
 		var backend dlock.Backend
-		err := again(ctx, func() (err error) {
+		err := retry(ctx, func() (err error) {
 			backend, err = open(ctx, s)
 			return err
 		})
@@ -239,17 +239,17 @@ func renewEvery(ttl time.Duration) time.Duration {
 type retryingLock struct{ Lock }
 
 func (l retryingLock) Acquire(ctx context.Context, key string) (lease Lease, err error) {
-	err = again(ctx, func() (err error) {
+	err = retry(ctx, func() (err error) {
 		lease, err = l.Lock.Acquire(ctx, key)
 		return err
 	})
 	return lease, err
 }
 
-const maxTries = 10
+const maxAttempts = 10
 
-func again(ctx context.Context, call func() error) (err error) {
-	for range maxTries {
+func retry(ctx context.Context, call func() error) (err error) {
+	for range maxAttempts {
 		err = call()
 		if err == nil || ctx.Err() != nil || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) {
 			break
@@ -273,8 +273,7 @@ func (l checkedLock) TryAcquire(ctx context.Context, key string) (Lease, error) 
 
 // acquire retries until a lease has been renewed, if only the schedule may end the lease.
 func (l checkedLock) acquire(ctx context.Context, acquire func() (Lease, error)) (Lease, error) {
-	how := l.spec.Worker
-	n := max(2, min(maxTries, int(DefaultStepTimeout/2/max(l.spec.Lock.TTL, time.Millisecond))))
+	n := max(2, min(maxAttempts, int(DefaultStepTimeout/2/max(l.spec.Lock.TTL, time.Millisecond))))
 	for range n {
 		lease, err := acquire()
 		if err != nil {
@@ -283,24 +282,24 @@ func (l checkedLock) acquire(ctx context.Context, acquire func() (Lease, error))
 		if err := l.check(lease); err != nil {
 			return nil, err
 		}
-		if !how.Outlive || how.NoRenew || renewed(ctx, lease) {
+		if w := l.spec.Worker; !w.Outlive || w.NoRenew || renewed(ctx, lease) {
 			return lease, nil
 		}
 		_ = lease.Release(ctx)
 	}
-	return nil, fmt.Errorf("the lock's lease has ended %d times without being renewed: with LockSpec.Renew the lock must renew it "+
+	return nil, fmt.Errorf("the lease has ended %d times without being renewed: with LockSpec.Renew the lock must renew it "+
 		"in the background, and Lease.Until must show that; if the lock doesn't renew, set Service.NoRenew", n)
 }
 
 func (l checkedLock) check(lease Lease) error {
 	switch {
 	case lease == nil:
-		return errors.New("the lock has returned neither a lease nor an error")
+		return errors.New("the lock returned neither a lease nor an error")
 	case lease.Until().IsZero():
-		return errors.New("Lease.Until is the zero time: it tells when the lease must be presumed lost")
+		return errors.New("Lease.Until is the zero time: it must be when the lease is presumed lost")
 	case lease.Fence() == 0 && l.spec.Fencing != history.FencingOff:
 		return fmt.Errorf("the lock has granted a lease without a fencing token, Lease.Fence is 0: with fencing %s the resource has "+
-			"nothing to compare; if it is a lock that has none, set Service.NoTokens, and see with fencing off what becomes of the data",
+			"nothing to compare; if the lock has no tokens, set Service.NoTokens and run with fencing off",
 			l.spec.Fencing)
 	}
 	return nil

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	patience = 30 * time.Second
-	look     = 5 * time.Millisecond // between polls
+	patience     = 30 * time.Second
+	pollInterval = 5 * time.Millisecond // between polls
 )
 
 func newKey(t *testing.T) string {

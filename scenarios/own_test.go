@@ -175,7 +175,7 @@ func TestWithoutStore(t *testing.T) {
 	require.Equal(t, "memory", o.Events[0].Run.Store)
 	_, err = playOver(t, nil, "ResourceCrash", history.FencingOn)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
-	require.ErrorContains(t, err, "memory keeps nothing over a kill")
+	require.ErrorContains(t, err, "memory loses its data when killed")
 }
 
 func TestOwnStoreIsFoundOut(t *testing.T) {
@@ -185,7 +185,7 @@ func TestOwnStoreIsFoundOut(t *testing.T) {
 		hazard  string
 		finding string
 	}{
-		"looks at no fence, on a server": {
+		"checks no fence, on a server": {
 			onServer(ownCareless, sharedRedis(t)), "PauseExceedsTTL", "a write without a token was accepted, with fencing on",
 		},
 		"forgets": {&scenarios.Store{Name: own, Open: openStore}, "ResourceCrash", "the resource forgot a fence"},
@@ -290,18 +290,18 @@ func TestOwnStoreRefuses(t *testing.T) {
 				return struct{ resource.Store }{resource.NewMemory()}, nil
 			}}, "PauseExceedsTTL", history.FencingOff, true, "has no Overwrite",
 		},
-		"nobody can kill it": {
+		"it can't be killed": {
 			&scenarios.Store{Name: own, Addr: addr, Open: openStore}, "ResourceCrash", history.FencingOn,
 			true, "mine can't be killed: its Store has no Kill and Restart",
 		},
-		"it has one ledger": {onServer(own, sharedRedis(t)), "TwoResources", history.FencingOn, true, "worker A has two ledgers, and over a store there is one"},
+		"it has one ledger": {onServer(own, sharedRedis(t)), "TwoResources", history.FencingOn, true, "worker A writes two ledgers, and a Store has one"},
 		"it is nowhere": {
 			&scenarios.Store{Name: own, Addr: "/srv/ledgers", Open: openStore}, "WriteDelayedInNetwork", history.FencingOn,
-			true, "mine is at no host and port on the way to which a call could be late",
+			true, "calls to mine can't be delayed: its address has no host and port",
 		},
 		"it forgets": {
 			&scenarios.Store{Name: onredis.Bolt.Name, Open: openStore, Volatile: true}, "ResourceCrash", history.FencingOn,
-			true, "keeps nothing over a kill",
+			true, "loses its data when killed",
 		},
 		"there is none": {&scenarios.Store{Name: onredis.Bolt.Name}, "PauseExceedsTTL", history.FencingOn, false, "Runner.Store has no Open or no Name"},
 		"it has no name": {
@@ -330,11 +330,11 @@ func TestOwnStoreRefuses(t *testing.T) {
 	}
 	for _, secret := range []string{"redis://u:hunter2@h", "redis://u:hunter2@h:port"} {
 		_, err := playOver(t, &scenarios.Store{Name: own, Addr: secret, Open: openStore}, "WriteDelayedInNetwork", history.FencingOn)
-		require.ErrorContains(t, err, "mine is at no host and port")
+		require.ErrorContains(t, err, "calls to mine can't be delayed")
 		require.NotContains(t, err.Error(), "hunter2")
 	}
 	_, err := scenarios.OpenOwn(t.Context(), nil, scenarios.StoreSpec{Store: onredis.Bolt.Name})
-	require.ErrorContains(t, err, "call scenarios.ChildWithStore in TestMain or main, with the function in Runner.Store.Open")
+	require.ErrorContains(t, err, "pass Runner.Store.Open to scenarios.ChildWithStore in TestMain or main")
 }
 
 var errEnough = errors.New("the user has had enough")
@@ -352,8 +352,8 @@ func endAfter(actorOrTarget, name string) func(*scenarios.Runner, context.Cancel
 func TestOwnStoreNotDelayed(t *testing.T) {
 	t.Setenv(envServer, sharedRedis(t).URL)
 	for name, want := range map[string]string{
-		ownElsewhere: "A's write, which was to be late, has been answered; does OpenStore connect to StoreSpec.Addr?",
-		ownFull:      "A failed before its write was on its way: no space left on device",
+		ownElsewhere: "A's write bypassed the link that should hold it; does OpenStore connect to StoreSpec.Addr?",
+		ownFull:      "A failed before the link held its write: no space left on device",
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := onRedis(sharedRedis(t))
@@ -589,17 +589,17 @@ func TestHolderNotPartitioned(t *testing.T) {
 		want    []string
 	}{
 		"a lock that doesn't renew": {variantNeverRenews, "HolderPartitioned", true, []string{
-			"A failed: the lock's lease has ended 10 times without being renewed: with LockSpec.Renew", "set Service.NoRenew",
+			"A failed: the lease has ended 10 times without being renewed: with LockSpec.Renew", "set Service.NoRenew",
 		}},
 		"a lock that isn't cut off": {variantElsewhere, "HolderPartitioned", false, []string{
-			"the user has had enough; it is cut off, and its lease goes on: does Open connect to LockSpec.Addrs",
+			"the user has had enough; it is cut off, but its lease doesn't end: does Open connect to LockSpec.Addrs",
 		}},
 		"a lease that goes on and on": {variantBelieves, "HolderPartitioned", false, []string{
-			"the user has had enough; it is cut off, and its lease goes on", "does the lease end when it can't be renewed?",
+			"the user has had enough; it is cut off, but its lease doesn't end", "does the lease end when it can't be renewed?",
 		}},
 		// Cut off, it would fail in the same way, some seconds later.
-		"a lease whose end nobody is told": {variantGoesOn, "WorkExceedsTTL", true, []string{
-			"A failed: the lease's context goes on 500ms after the end of the lease",
+		"a lease whose context never ends": {variantGoesOn, "WorkExceedsTTL", true, []string{
+			"A failed: the lease's context is still live 500ms after the end of the lease",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -633,7 +633,7 @@ func TestServiceWithoutRenewals(t *testing.T) {
 		err := svc.Check(&s, history.FencingOn)
 		require.Equal(t, ends, errors.Is(err, errors.ErrUnsupported), "%s: %v", s.Name, err)
 		if ends {
-			require.ErrorContains(t, err, "worker A is to lose a lease that is renewed, and ")
+			require.ErrorContains(t, err, "worker A must lose a lease that is renewed, but ")
 		}
 	}
 }
@@ -655,8 +655,8 @@ func TestServiceWithoutTokens(t *testing.T) {
 
 func TestOwnLockIsVetted(t *testing.T) {
 	for variant, want := range map[string]string{
-		variantNoEnd:   "A failed: Lease.Until is the zero time: it tells when the lease must be presumed lost",
-		variantNoLease: "A failed: the lock has returned neither a lease nor an error",
+		variantNoEnd:   "A failed: Lease.Until is the zero time: it must be when the lease is presumed lost",
+		variantNoLease: "A failed: the lock returned neither a lease nor an error",
 		variantNoLock:  "A failed: open: got no lock and no error",
 	} {
 		s := hazard(t, "PauseExceedsTTL")
@@ -669,7 +669,7 @@ func TestOwnLockIsVetted(t *testing.T) {
 	s := hazard(t, "ReleaseCompareAndDelete")
 	s.Variant = variantLetsIn
 	o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
-	require.ErrorContains(t, err, "run C until held: C was granted the lock, which it should have found held")
+	require.ErrorContains(t, err, "run C until held: C was granted the lock, although it should be held")
 	require.NotEqual(t, history.Safe, o.Verdict)
 }
 

@@ -106,11 +106,11 @@ func (p *pipe) send(m message) error {
 	return p.out.Encode(m)
 }
 
-var errControllerGone = errors.New("scenarios: the controller is gone")
+var errControllerExited = errors.New("scenarios: the controller has exited")
 
 func (p *pipe) wait() error {
 	if !p.in.Scan() {
-		return errors.Join(errControllerGone, p.in.Err())
+		return errors.Join(errControllerExited, p.in.Err())
 	}
 	return nil
 }
@@ -180,9 +180,9 @@ func start(spec childSpec) (*process, error) {
 	return p, nil
 }
 
-func (p *process) tell(ctx context.Context, line string) error {
+func (p *process) sendLine(ctx context.Context, line string) error {
 	if _, err := fmt.Fprintln(p.control, line); err != nil {
-		return cmp.Or(p.exit(ctx), fmt.Errorf("tell it %q: %w%s", line, err, p.output))
+		return cmp.Or(p.exit(ctx), fmt.Errorf("send %q: %w%s", line, err, p.output))
 	}
 	return nil
 }
@@ -205,7 +205,7 @@ func (p *process) exit(ctx context.Context) error {
 	select {
 	case <-p.Exited():
 	case <-ctx.Done():
-		return fmt.Errorf("waiting for its end: %w", context.Cause(ctx))
+		return fmt.Errorf("waiting for it to exit: %w", context.Cause(ctx))
 	}
 	if err := p.Wait(); err != nil {
 		return fmt.Errorf("its process ended with %w%s", err, p.output)
@@ -241,5 +241,5 @@ func (o *output) String() string {
 	if o.buf.Len() == 0 {
 		return ""
 	}
-	return "\n--- it printed:\n" + o.buf.String()
+	return "\n--- output:\n" + o.buf.String()
 }

@@ -27,8 +27,8 @@ type target interface {
 	// url is the address for workers, through link if not empty.
 	url(link string) string
 	hostPort() string
-	// sync reports new decisions. told is the worker's next report, or nil.
-	sync(ctx context.Context, told *history.Event) error
+	// sync records new decisions. report is the worker's next one, or nil.
+	sync(ctx context.Context, report *history.Event) error
 	kill(ctx context.Context) error
 	restart(ctx context.Context) error
 	// final returns the refusals since the last start.
@@ -41,7 +41,7 @@ type httpResource struct {
 	*Store
 	fencing history.Fencing
 	dir     string
-	tell    func(history.Event)
+	record  func(history.Event)
 
 	listener *net.TCPListener
 	process  *process // nil while it is dead
@@ -81,7 +81,7 @@ func (h *httpResource) sync(ctx context.Context, _ *history.Event) error {
 	if h.process == nil {
 		return nil
 	}
-	if err := h.process.tell(ctx, "sync"); err != nil {
+	if err := h.process.sendLine(ctx, "sync"); err != nil {
 		return fmt.Errorf("resource: %w", err)
 	}
 	for {
@@ -109,7 +109,7 @@ func (unsupported) Is(target error) bool { return target == errors.ErrUnsupporte
 
 func (h *httpResource) decided(m message) {
 	if m.Event != nil {
-		h.tell(*m.Event)
+		h.record(*m.Event)
 	}
 }
 

@@ -81,7 +81,7 @@ func requireNothingLeft(t *testing.T) func() {
 	}
 	return func() {
 		t.Helper()
-		for began := time.Now(); ; time.Sleep(look) {
+		for began := time.Now(); ; time.Sleep(pollInterval) {
 			left := slices.DeleteFunc(owned(), func(what string) bool { return slices.Contains(before, what) })
 			if len(left) == 0 {
 				break
@@ -111,7 +111,7 @@ func TestRunFails(t *testing.T) {
 		want    string
 		last    string // of the trace; "": it varies
 	}{
-		"a lock that nobody frees": {
+		"a lock that is never released": {
 			steps:  "run A until read, run B until acquired, run A until done, run B until done",
 			change: endAfter("A", history.Read),
 			want:   "step 2, run B until acquired: B: waiting for its next report: the user has had enough",
@@ -126,7 +126,7 @@ func TestRunFails(t *testing.T) {
 					return context.Cause(ctx)
 				}
 			},
-			want: "step 1, pause redis: it has not happened within 5.25s",
+			want: "step 1, pause redis: the step did not finish within 5.25s",
 			last: "run Test, fencing on",
 		},
 		"a report that never comes, while another is frozen": {
@@ -354,14 +354,14 @@ func TestRunEndsHelpers(t *testing.T) {
 		require.Eventually(t, func() bool {
 			line, err := os.ReadFile("/proc/" + pid + "/cmdline") // empty for a zombie
 			return err != nil || len(line) == 0
-		}, patience, look)
+		}, patience, pollInterval)
 	}
 }
 
 func TestRunRefuses(t *testing.T) {
 	s := hazard(t, "PauseExceedsTTL")
 	o, err := new(scenarios.Runner).Run(t.Context(), s, "sometimes")
-	require.EqualError(t, err, `scenarios: there is no fencing mode "sometimes"; there are [off writes on]`)
+	require.EqualError(t, err, `scenarios: unknown fencing mode "sometimes"; the modes are [off writes on]`)
 	require.Equal(t, history.Inconclusive, o.Verdict)
 
 	r := scenarios.Runner{Service: &scenarios.Service{}, TTL: time.Second, Pause: time.Second}
@@ -449,14 +449,14 @@ func TestWorkerGivesUp(t *testing.T) {
 
 func TestServiceIsTold(t *testing.T) {
 	r := onRedis(sharedRedis(t))
-	var told []string
+	var steps []string
 	r.Service.Fault = func(_ context.Context, st scenarios.Step) error {
-		told = append(told, st.String())
+		steps = append(steps, st.String())
 		return nil
 	}
 	_, err := r.Run(t.Context(), schedule(t, "jump redis 1s, pause redis, run A until done, resume redis"), history.FencingOn)
 	require.NoError(t, err)
-	require.Equal(t, []string{"jump redis 1s", "pause redis", "resume redis"}, told)
+	require.Equal(t, []string{"jump redis 1s", "pause redis", "resume redis"}, steps)
 
 	r.Pause = time.Hour
 	r.Service.Fault = func(ctx context.Context, _ scenarios.Step) error {

@@ -54,11 +54,8 @@ type Outcome struct {
 // Run runs s. An error means that the schedule was not completed; the outcome then holds the history so far and is never safe. No
 // process is left running.
 func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outcome, error) {
-	if r.Store == nil {
-		withMemory := *r
-		withMemory.Store = memory
-		r = &withMemory
-	}
+	r = new(*r)
+	r.Store = cmp.Or(r.Store, memory)
 	ttl := max(cmp.Or(r.TTL, DefaultTTL), time.Duration(s.MinTTL))
 	if err := r.check(&s, f, ttl); err != nil {
 		return &Outcome{}, err
@@ -66,14 +63,14 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 	key := s.Name + "/" + string(f) + "/" + uuid.NewString()
 	run := &run{
 		Runner: r, s: &s, fencing: f, ttl: ttl, timeout: cmp.Or(r.StepTimeout, DefaultStepTimeout) + ttl + r.Pause,
-		keys: []string{key}, workers: map[string]*worker{}, begun: map[string]begun{},
+		keys: []string{key}, workers: map[string]*worker{}, active: map[string]activeFault{},
 	}
 	for _, w := range s.Workers {
 		if w.Second {
 			run.keys = []string{key, key + "/second"}
 		}
 	}
-	err := run.guarded(ctx)
+	err := run.executeAndCleanUp(ctx)
 	o := &Outcome{run.events, history.Judge(run.events)}
 	if err != nil {
 		err = fmt.Errorf("scenarios: %s, fencing %s: %w", s.Name, f, err)
@@ -90,9 +87,9 @@ func (r *Runner) check(s *Scenario, f history.Fencing, ttl time.Duration) error 
 		return errors.New("scenarios: workers and the resource are this binary, started again: call scenarios.Child or " +
 			"ChildWithStore first in main or TestMain")
 	case !slices.Contains(modes, f):
-		return fmt.Errorf("scenarios: there is no fencing mode %q; there are %v", f, modes)
+		return fmt.Errorf("scenarios: unknown fencing mode %q; the modes are %v", f, modes)
 	case r.Service == nil:
-		return errors.New("scenarios: Runner.Service is nil; say what lock service is under test")
+		return errors.New("scenarios: Runner.Service is nil; set it to the lock service under test")
 	case r.Pause != 0 && r.Pause <= ttl:
 		return fmt.Errorf("scenarios: a pause of %v doesn't exceed the TTL of %v; make it longer, or the TTL shorter", r.Pause, ttl)
 	}
@@ -107,11 +104,11 @@ func (r *Runner) check(s *Scenario, f history.Fencing, ttl time.Duration) error 
 
 const forgetTimeout = 5 * time.Second
 
-// guarded cleans up even if a signal ends the process.
-func (r *run) guarded(ctx context.Context) error {
+// executeAndCleanUp cleans up even if a signal ends the process.
+func (r *run) executeAndCleanUp(ctx context.Context) error {
 	ctx, cleaned := interruptible(ctx)
 	defer cleaned()
-	err := r.carryOut(ctx)
+	err := r.execute(ctx)
 	if r.Service.Forget != nil {
 		forget, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgetTimeout)
 		defer cancel()
@@ -131,16 +128,16 @@ type run struct {
 	dir      string
 	resource target
 	workers  map[string]*worker
-	begun    map[string]begun // by undo: "resume A"
+	active   map[string]activeFault // by undo: "resume A"
 	events   []history.Event
 }
 
-type begun struct {
+type activeFault struct {
 	since time.Time
 	heals heals // none for a server, whose Service undoes faults
 }
 
-func (r *run) carryOut(ctx context.Context) (err error) {
+func (r *run) execute(ctx context.Context) (err error) {
 	r.dir, err = testbed.MkdirTemp("scenario")
 	if err != nil {
 		return err
@@ -151,7 +148,7 @@ func (r *run) carryOut(ctx context.Context) (err error) {
 		r.append(d)
 	}
 	if r.Store.served() {
-		r.resource = &httpResource{Store: r.Store, fencing: r.fencing, dir: r.dir, tell: decided}
+		r.resource = &httpResource{Store: r.Store, fencing: r.fencing, dir: r.dir, record: decided}
 	} else {
 		r.resource = newStoreTarget(r.Store, r.fencing, decided)
 	}
@@ -171,11 +168,11 @@ func (r *run) carryOut(ctx context.Context) (err error) {
 		return err
 	}
 	for i, st := range r.s.Steps {
-		if err := r.within(ctx, "it has not happened", func(ctx context.Context) error { return r.do(ctx, st) }); err != nil {
+		if err := r.within(ctx, "the step did not finish", func(ctx context.Context) error { return r.do(ctx, st) }); err != nil {
 			return fmt.Errorf("step %d, %s: %w", i+1, st, err)
 		}
 	}
-	return r.within(ctx, "the resource did not end", r.finish)
+	return r.within(ctx, "the resource did not exit", r.finish)
 }
 
 func (r *run) within(ctx context.Context, what string, f func(context.Context) error) error {
@@ -196,12 +193,12 @@ func (r *run) do(ctx context.Context, st Step) error {
 		return err
 	}
 	undo := fault(st.Verb).Undo + " " + st.Target
-	b := begun{time.Now(), r.begun[undo].heals}
+	b := activeFault{time.Now(), r.active[undo].heals}
 	if heal != nil {
 		b.heals = append(b.heals, heal)
 	}
-	r.begun[undo] = b
-	r.happened(st)
+	r.active[undo] = b
+	r.recordStep(st)
 	return nil
 }
 
@@ -226,11 +223,11 @@ func (r *run) inject(ctx context.Context, st Step) (faults.Heal, error) {
 
 // undo records the undo first, so that the target's next events come after.
 func (r *run) undo(ctx context.Context, st Step) error {
-	b := r.begun[st.Verb+" "+st.Target]
+	b := r.active[st.Verb+" "+st.Target]
 	if err := jitter.Sleep(ctx, time.Until(b.since.Add(r.Pause))); err != nil {
 		return err
 	}
-	r.happened(st)
+	r.recordStep(st)
 	var err error
 	if r.s.kind(st.Target) == ofServer {
 		err = r.Service.fault(ctx, st)
@@ -238,13 +235,13 @@ func (r *run) undo(ctx context.Context, st Step) error {
 		err = b.heals.heal(ctx)
 	}
 	if err == nil {
-		delete(r.begun, st.Verb+" "+st.Target)
+		delete(r.active, st.Verb+" "+st.Target)
 	}
 	return err
 }
 
-// happened records st, after the resource's decisions so far.
-func (r *run) happened(st Step) {
+// recordStep records st, after the resource's decisions so far.
+func (r *run) recordStep(st Step) {
 	r.add(history.Event{Kind: history.KindFault, Name: st.Verb, Target: st.Target, Peers: st.From, Detail: st.Detail})
 }
 
@@ -260,14 +257,14 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 	}
 	for {
 		if w.stopped {
-			if err := w.tell(ctx, "go on"); err != nil {
+			if err := w.sendLine(ctx, "go on"); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
 		}
 		m, err := w.next(ctx)
 		switch {
 		case err != nil && ctx.Err() != nil && until == history.Lost && w.toLock != nil:
-			return fmt.Errorf("%s: %w; it is cut off, and its lease goes on: does Open connect to LockSpec.Addrs, and does the lease end "+
+			return fmt.Errorf("%s: %w; it is cut off, but its lease doesn't end: does Open connect to LockSpec.Addrs, and does the lease end "+
 				"when it can't be renewed?", name, err)
 		case err != nil:
 			return fmt.Errorf("%s: %w", name, err)
@@ -292,17 +289,17 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 		case ended:
 			return fmt.Errorf("%s was done without reporting %q", name, until)
 		case m.Event.Name == until && until == history.Sent:
-			return w.onItsWay(ctx, name)
+			return w.awaitHeldWrite(ctx, name)
 		case m.Event.Name == until:
 			return nil
 		case m.Event.Name == history.Acquired && until == history.Held && r.s.Workers[name].Try:
-			return fmt.Errorf("%s was granted the lock, which it should have found %s", name, until)
+			return fmt.Errorf("%s was granted the lock, although it should be held", name)
 		}
 	}
 }
 
-// onItsWay waits until the network holds the write that the worker has announced.
-func (w *worker) onItsWay(ctx context.Context, name string) error {
+// awaitHeldWrite waits until the network holds the write that the worker has announced.
+func (w *worker) awaitHeldWrite(ctx context.Context, name string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	held := make(chan error, 1)
@@ -312,7 +309,7 @@ func (w *worker) onItsWay(ctx context.Context, name string) error {
 		select {
 		case err := <-held:
 			if err != nil {
-				return fmt.Errorf("%s's write isn't on the way on which it was to be late: %w; %s", name, err, elsewhere)
+				return fmt.Errorf("the link holds no write of %s: %w; %s", name, err, elsewhere)
 			}
 			return nil
 		case m, ok := <-w.messages:
@@ -323,11 +320,11 @@ func (w *worker) onItsWay(ctx context.Context, name string) error {
 			case m.Event == nil:
 				return fmt.Errorf("%s sent a message without an event", name)
 			case m.Event.Name == history.Failed:
-				return fmt.Errorf("%s failed before its write was on its way: %s", name, m.Event.Error)
+				return fmt.Errorf("%s failed before the link held its write: %s", name, m.Event.Error)
 			case m.Event.Name == history.Wrote || m.Event.Name == history.WriteStale:
-				return fmt.Errorf("%s's write, which was to be late, has been answered; %s", name, elsewhere)
+				return fmt.Errorf("%s's write bypassed the link that should hold it; %s", name, elsewhere)
 			case m.Stops:
-				if err := w.tell(ctx, "go on"); err != nil {
+				if err := w.sendLine(ctx, "go on"); err != nil {
 					return fmt.Errorf("%s: %w", name, err)
 				}
 			}
@@ -376,7 +373,7 @@ func (r *run) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
 	defer cancel()
 	var errs []error
-	for what := range r.begun { // a server outlives the run, and must not stay frozen
+	for what := range r.active { // a server outlives the run, and must not stay frozen
 		if verb, target, _ := strings.Cut(what, " "); verb != "" && r.s.kind(target) == ofServer {
 			errs = append(errs, r.Service.fault(ctx, Step{Verb: verb, Target: target}))
 		}

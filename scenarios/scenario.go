@@ -179,7 +179,7 @@ func (s *Scenario) Check() error {
 		bad(0, "its name %w", err)
 	}
 	if s.Hazard == "" {
-		bad(0, "it doesn't begin with a sentence that says what happens")
+		bad(0, "it must begin with a sentence that describes the hazard")
 	}
 	if len(s.Steps) == 0 {
 		bad(0, "it has no steps")
@@ -189,14 +189,14 @@ func (s *Scenario) Check() error {
 	}
 	for f, v := range s.Expect {
 		if !slices.Contains(modes, f) {
-			bad(s.lines["-- "+string(f)], "it expects something of fencing mode %q; there are %v", f, modes)
+			bad(s.lines["-- "+string(f)], "unknown fencing mode %q; the modes are %v", f, modes)
 		}
 		if v == history.Inconclusive {
 			bad(s.lines["-- "+string(f)], "it expects fencing %s to be inconclusive, which never passes; leave that mode out", f)
 		}
 	}
 	workers := s.workers()
-	c := checker{scenario: s, inForce: map[string][]history.Fault{}, undos: map[string]bool{}, started: map[string]bool{}, done: map[string]bool{}, loose: map[string]string{}}
+	c := checker{scenario: s, inForce: map[string][]history.Fault{}, undos: map[string]bool{}, started: map[string]bool{}, done: map[string]bool{}, running: map[string]string{}}
 	for name, w := range s.Workers {
 		if !slices.Contains(workers, name) {
 			bad(s.lines["worker "+name], "worker %q is never run; add a run, or remove the worker", name)
@@ -221,7 +221,7 @@ func (s *Scenario) Check() error {
 	for _, target := range slices.Sorted(maps.Keys(c.inForce)) {
 		for _, f := range c.inForce[target] {
 			if !f.From { // what a worker can't reach doesn't matter after its end
-				bad(last(f.Name, target), "the %s of %s is not over at the end; add %q", f.Name, target, Step{Verb: f.Undo, Target: target})
+				bad(last(f.Name, target), "the %s of %s is still in force at the end; add %q", f.Name, target, Step{Verb: f.Undo, Target: target})
 			}
 		}
 	}
@@ -252,8 +252,8 @@ type checker struct {
 	undos         map[string]bool            // in force, of servers: "resume leader"
 	started, done map[string]bool
 
-	loose map[string]string // worker → the report of its last run, if it doesn't stop there
-	next  string            // the worker whose held write has just been delivered
+	running   map[string]string // worker → the report of its last run, if it doesn't stop there
+	delivered string            // the worker whose held write has just been delivered
 }
 
 var reports = []string{
@@ -274,7 +274,7 @@ func (c *checker) step(st Step) error {
 	case !f.From && st.From != nil:
 		return errors.New("only what is between a worker and the lock's servers has a from; remove it")
 	case st.Verb != verbRun && f.Name == "":
-		return fmt.Errorf("no line begins with %q; these do: %s", st.Verb, strings.Join(beginnings(), ", "))
+		return fmt.Errorf("unknown keyword %q; the keywords are %s", st.Verb, strings.Join(keywords(), ", "))
 	case st.Verb == verbRun && st.Detail != "":
 		return fmt.Errorf("write %q", Step{Verb: verbRun, Target: st.Target, Until: st.Detail})
 	case on != ofServer && st.Detail != "":
@@ -282,11 +282,11 @@ func (c *checker) step(st Step) error {
 	case st.Verb == verbRun && st.Target == Resource:
 		return errors.New("the resource runs by itself; remove the step")
 	case st.Verb != verbRun && !slices.Contains(verbs(on), st.Verb):
-		return fmt.Errorf("there is no %s of %v; there are %s", st.Verb, on, strings.Join(verbs(on), ", "))
+		return fmt.Errorf("%s doesn't apply to %v; these do: %s", st.Verb, on, strings.Join(verbs(on), ", "))
 	case st.Verb == "jump" && !isDuration(st.Detail):
-		return errors.New("it must say how far; add a duration, such as 11m or -11m")
+		return errors.New("it needs a duration, such as 11m or -11m")
 	case c.done[st.Target]:
-		return errors.New("the worker is done by then; remove the step, or move it up")
+		return errors.New("the worker has finished by then; remove the step, or move it up")
 	}
 	if err := c.ordered(st); err != nil {
 		return err
@@ -316,16 +316,16 @@ func (c *checker) server(st Step, f history.Fault) error {
 
 // ordered refuses steps that would race with a running worker.
 func (c *checker) ordered(st Step) error {
-	if c.next != "" && (st.Verb != verbRun || st.Target != c.next) {
-		return fmt.Errorf("what %s sent has just been delivered, and this step would race with it; add a run of %s first", c.next, c.next)
+	if c.delivered != "" && (st.Verb != verbRun || st.Target != c.delivered) {
+		return fmt.Errorf("what %s sent has just been delivered, and this step would race with it; add a run of %s first", c.delivered, c.delivered)
 	}
-	if injections[st.Verb].process != nil && c.loose[st.Target] != "" {
-		return fmt.Errorf("the worker doesn't stop at %q, so where the %s hits it is left to chance; add a run first", c.loose[st.Target], st.Verb)
+	if injections[st.Verb].process != nil && c.running[st.Target] != "" {
+		return fmt.Errorf("the worker doesn't stop at %q, so the %s may hit it anywhere; add a run first", c.running[st.Target], st.Verb)
 	}
 	if st.Verb == verbRun && !c.started[st.Target] {
-		for name, at := range c.loose {
+		for name, at := range c.running {
 			if at == history.Held {
-				return fmt.Errorf("%s waits for the lock already, and who gets it is left to chance; add a run of %s first", name, name)
+				return fmt.Errorf("%s is already waiting for the lock, so either may get it; add a run of %s first", name, name)
 			}
 		}
 	}
@@ -338,7 +338,7 @@ func (c *checker) run(st Step) error {
 	}
 	switch {
 	case !slices.Contains(reports, st.Until):
-		return fmt.Errorf("until %q is not a report; there are %v", st.Until, reports)
+		return fmt.Errorf("unknown report %q; the reports are %v", st.Until, reports)
 	case in(history.Frozen):
 		return errors.New("the worker is frozen; resume it first")
 	case st.Until == history.Sent && !in(history.Delayed):
@@ -346,22 +346,17 @@ func (c *checker) run(st Step) error {
 	}
 	c.started[st.Target] = true
 	c.done[st.Target] = st.Until == history.Done
-	c.next = ""
-	delete(c.loose, st.Target)
+	c.delivered = ""
+	delete(c.running, st.Target)
 	if st.Until == history.Held || st.Until == history.Sent {
-		c.loose[st.Target] = st.Until
+		c.running[st.Target] = st.Until
 	}
 	w := c.scenario.Workers[st.Target]
-	for report, option := range map[string]struct {
-		name  string
-		given bool
-	}{
-		history.Held: {"try", w.Try}, history.Checked: {"check", w.Check}, history.LostLease: {"check", w.Check},
-		history.ReleaseGap: {"get-then-del", w.GetThenDel},
-	} {
-		if st.Until == report && !option.given {
-			return fmt.Errorf("it never reports that; add %q to its line: worker %s %s", option.name, st.Target, option.name)
-		}
+	option := map[string]string{
+		history.Held: "try", history.Checked: "check", history.LostLease: "check", history.ReleaseGap: "get-then-del",
+	}[st.Until]
+	if set := w.flags()[option]; set != nil && !*set {
+		return fmt.Errorf("the worker never reports that; add %q to its line: worker %s %[1]s", option, st.Target)
 	}
 	return nil
 }
@@ -375,8 +370,8 @@ func (c *checker) fault(st Step, f history.Fault) error {
 	before := c.inForce[st.Target]
 	if what := undone(st.Verb); what != nil {
 		c.inForce[st.Target] = slices.DeleteFunc(slices.Clone(before), func(f history.Fault) bool {
-			if f.Undo == st.Verb && f.State == history.Delayed && c.loose[st.Target] == history.Sent {
-				c.next = st.Target
+			if f.Undo == st.Verb && f.State == history.Delayed && c.running[st.Target] == history.Sent {
+				c.delivered = st.Target
 			}
 			return f.Undo == st.Verb
 		})

@@ -111,37 +111,37 @@ nothing
 	require.ErrorContains(t, err, "the folder has no file *.txt")
 	_, err = scenarios.Load(fstest.MapFS{"a.txt": {Data: []byte("nap")}, "b.txt": {Data: []byte("It happens.\n\nworker A sleepy")}})
 	require.ErrorContains(t, err, "scenarios: a.txt:1: it has no steps")
-	require.ErrorContains(t, err, `scenarios: b.txt:3: a worker has no option "sleepy"; there are check, get-then-del, idle,`)
+	require.ErrorContains(t, err, `scenarios: b.txt:3: unknown worker option "sleepy"; the options are check, get-then-del, idle,`)
 	_, err = scenarios.Load(fstest.MapFS{"a.txt": {Data: []byte("It happens.\n\nrun A until done\n-- unfenced --\n")}})
-	require.ErrorContains(t, err, `scenarios: a.txt:1: it expects no verdict; add a section such as "-- on: safe --"`)
+	require.ErrorContains(t, err, `scenarios: a.txt:1: it has no expected verdict; add a section such as "-- on: safe --"`)
 }
 
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
-		"nap A, run A until done":                             `Test.txt:3: nap A: no line begins with "nap"; these do: locks, variant, tokens-lost, min-ttl, worker, run, pause, resume,`,
-		"flsuh redis, run A until done":                       `Test.txt:3: flsuh redis: no line begins with "flsuh"`,
+		"nap A, run A until done":                             `Test.txt:3: nap A: unknown keyword "nap"; the keywords are locks, variant, tokens-lost, min-ttl, worker, run, pause, resume,`,
+		"flsuh redis, run A until done":                       `Test.txt:3: flsuh redis: unknown keyword "flsuh"`,
 		"nap, run A until done":                               `Test.txt:3: nap : its target is ""; choose up to 100 letters`,
 		"locks, run A until done":                             "Test.txt:3: it names no lock",
-		"variant a b, run A until done":                       "Test.txt:3: variant takes one word, not 2",
-		"tokens-lost here, run A until done":                  "Test.txt:3: tokens-lost stands alone",
+		"variant a b, run A until done":                       "Test.txt:3: variant takes one value, not 2",
+		"tokens-lost here, run A until done":                  "Test.txt:3: tokens-lost takes no value",
 		"min-ttl soon, run A until done":                      `Test.txt:3: time: invalid duration "soon"`,
 		"min-ttl -1s, run A until done":                       "Test.txt:3: min-ttl is -1s; it must not be negative",
-		"locks redis, locks etcd, run A until done":           "Test.txt:4: there is already a line locks",
-		"variant a, variant b, run A until done":              "Test.txt:4: there is already a line variant",
-		"tokens-lost, tokens-lost, run A until done":          "Test.txt:4: there is already a line tokens-lost",
-		"min-ttl 3s, run A until done, min-ttl 1s":            "Test.txt:5: there is already a line min-ttl",
-		"worker A max-hold=1s max-hold=2s, run A until done":  "Test.txt:3: it has a max-hold already",
+		"locks redis, locks etcd, run A until done":           "Test.txt:4: duplicate line locks",
+		"variant a, variant b, run A until done":              "Test.txt:4: duplicate line variant",
+		"tokens-lost, tokens-lost, run A until done":          "Test.txt:4: duplicate line tokens-lost",
+		"min-ttl 3s, run A until done, min-ttl 1s":            "Test.txt:5: duplicate line min-ttl",
+		"worker A max-hold=1s max-hold=2s, run A until done":  "Test.txt:3: duplicate max-hold",
 		"run A until done, worker":                            "Test.txt:4: it names no worker",
-		"worker A, worker A, run A until done":                "Test.txt:4: worker A has a line already",
+		"worker A, worker A, run A until done":                "Test.txt:4: worker A is already declared",
 		"worker A max-hold=soon":                              "Test.txt:3: time: invalid duration",
 		"worker A max-hold=-1s, run A until done":             "Test.txt:3: worker A has a max-hold of -1s",
 		"worker X, run A until done":                          `Test.txt:3: worker "X" is never run; add a run, or remove the worker`,
-		"run A till done":                                     `Test.txt:3: "till done" follows A: it may be until and a report, from and servers, or one word`,
-		"run A until done, -- on --":                          `Test.txt:4: section "on" is not a fencing mode and a verdict, as in "on: safe": history: there is no verdict "";`,
+		"run A till done":                                     `Test.txt:3: unexpected "till done" after A; want until and a report, from and servers, or one word`,
+		"run A until done, -- on --":                          `Test.txt:4: section "on" is not a fencing mode and a verdict, as in "on: safe": history: unknown verdict "";`,
 		"run A until done, -- on: fine --":                    `Test.txt:4: section "on: fine" is not`,
-		"run A until done, -- on: safe --, x, -- on: safe --": "Test.txt:6: there is a section on already",
-		"run A until done, -- unfenced: safe --":              `Test.txt:4: it expects something of fencing mode "unfenced"`,
-		"run A until done, -- maybe: safe --":                 `Test.txt:4: it expects something of fencing mode "maybe"; there are [off writes on]`,
+		"run A until done, -- on: safe --, x, -- on: safe --": "Test.txt:6: duplicate section on",
+		"run A until done, -- unfenced: safe --":              `Test.txt:4: unknown fencing mode "unfenced"`,
+		"run A until done, -- maybe: safe --":                 `Test.txt:4: unknown fencing mode "maybe"; the modes are [off writes on]`,
 		"run A until done, -- on: inconclusive --":            "Test.txt:4: it expects fencing on to be inconclusive, which never passes; leave that mode out",
 		"": "Test.txt:1: it has no steps",
 		"run A until done, -- on: safe --, x, --off: violated --": `Test.txt:6: "--off: violated --" doesn't begin a section; "-- on: safe --", for example, does`,
@@ -149,22 +149,22 @@ func TestParse(t *testing.T) {
 
 		"run A until before-write, hold A, run A until sent, run B until before-write, deliver A, run B until done, run A until done": "Test.txt:8: run B until done: what A sent has just been delivered, and this step would race with it; add a run of A first",
 		"run A until before-write, hold A, run A until sent, deliver A, kill resource, restart resource, run A until done":            "Test.txt:7: kill resource: what A sent has just been delivered, and this step would race with it",
-		"run A until read, run B until held, run C until acquired, run A until done, run B until done, run C until done":              "Test.txt:5: run C until acquired: B waits for the lock already, and who gets it is left to chance; add a run of B first",
-		"run A until read, run B until held, pause B, run A until done, resume B, run B until done":                                   `Test.txt:5: pause B: the worker doesn't stop at "held", so where the pause hits it is left to chance; add a run first`,
-		"run A until read, run B until held, kill B, run A until done":                                                                `doesn't stop at "held", so where the kill hits it`,
+		"run A until read, run B until held, run C until acquired, run A until done, run B until done, run C until done":              "Test.txt:5: run C until acquired: B is already waiting for the lock, so either may get it; add a run of B first",
+		"run A until read, run B until held, pause B, run A until done, resume B, run B until done":                                   `Test.txt:5: pause B: the worker doesn't stop at "held", so the pause may hit it anywhere; add a run first`,
+		"run A until read, run B until held, kill B, run A until done":                                                                `doesn't stop at "held", so the kill may hit it anywhere`,
 
 		"run a/b until done":                           `its target is "a/b"; choose up to 100 letters, digits, - and _`,
 		"run controller until done":                    "controller is what a history calls the runner; choose another name",
 		"pause A until read":                           "only a run has an until; remove it",
-		"run A until lunch":                            `until "lunch" is not a report; there are [held acquired read`,
-		"run A until failed":                           `until "failed" is not a report`,
-		"run A":                                        `until "" is not a report`,
+		"run A until lunch":                            `unknown report "lunch"; the reports are [held acquired read`,
+		"run A until failed":                           `unknown report "failed"`,
+		"run A":                                        `unknown report ""`,
 		"run A until sent":                             "the write's answer may come before this report; add a hold first",
 		"run resource until done":                      "the resource runs by itself; remove the step",
-		"pause resource":                               "there is no pause of the resource; there are kill, restart",
-		"restart A, run A until done":                  "Test.txt:3: restart A: there is no restart of a worker; there are pause, resume, kill, hold,",
-		"flush A, run A until done":                    "there is no flush of a worker; there are pause, resume, kill, hold, deliver, cut, mend, refuse",
-		"hold redis":                                   "there is no hold of a server of the lock's; there are pause, resume, kill, restart, isolate, rejoin, wipe, jump, flush,",
+		"pause resource":                               "pause doesn't apply to the resource; these do: kill, restart",
+		"restart A, run A until done":                  "Test.txt:3: restart A: restart doesn't apply to a worker; these do: pause, resume, kill, hold,",
+		"flush A, run A until done":                    "flush doesn't apply to a worker; these do: pause, resume, kill, hold, deliver, cut, mend, refuse",
+		"hold redis":                                   "hold doesn't apply to a lock server; these do: pause, resume, kill, restart, isolate, rejoin, wipe, jump, flush,",
 		"pause A from redis, run A until done":         "only what is between a worker and the lock's servers has a from",
 		"pause A 1s, run A until done":                 `Test.txt:3: pause A 1s: only a fault of a server has a detail; remove "1s"`,
 		"pause A, run A until done":                    "Test.txt:3: pause A: the worker hasn't started by then; add a run first",
@@ -172,22 +172,22 @@ func TestParse(t *testing.T) {
 		"resume A, run A until done":                   "there is no pause of A before",
 		"mend A, run A until done":                     "there is no cut or refuse of A before",
 		"restart resource":                             "there is no kill of resource before",
-		"run A until done, pause A":                    "Test.txt:4: pause A: the worker is done by then; remove the step, or move it up",
-		"run A until done, run A until done":           "the worker is done by then",
-		"run A until read, kill A, run A until done":   "Test.txt:5: run A until done: the worker is done by then",
+		"run A until done, pause A":                    "Test.txt:4: pause A: the worker has finished by then; remove the step, or move it up",
+		"run A until done, run A until done":           "the worker has finished by then",
+		"run A until read, kill A, run A until done":   "Test.txt:5: run A until done: the worker has finished by then",
 		"run A until read, pause A, run A until done":  "Test.txt:5: run A until done: the worker is frozen",
 		"run A until read, pause A, pause A, resume A": "Test.txt:5: pause A: there is no resume of A before this step; add one",
 		"hold A, hold A, run A until read":             "there is no deliver of A before",
 		"kill resource, kill resource":                 "there is no restart of resource before",
-		"run A until read, pause A":                    `Test.txt:4: the pause of A is not over at the end; add "resume A"`,
-		"hold A, run A until read":                     `Test.txt:3: the hold of A is not over at the end; add "deliver A"`,
-		"kill resource, run A until done":              `Test.txt:3: the kill of resource is not over at the end; add "restart resource"`,
+		"run A until read, pause A":                    `Test.txt:4: the pause of A is still in force at the end; add "resume A"`,
+		"hold A, run A until read":                     `Test.txt:3: the hold of A is still in force at the end; add "deliver A"`,
+		"kill resource, run A until done":              `Test.txt:3: the kill of resource is still in force at the end; add "restart resource"`,
 		"run A until read":                             `Test.txt:3: A doesn't finish; add "run A until done"`,
 
-		"worker A check, run A until held, run A until checked, run A until done": `Test.txt:4: run A until held: it never reports that; add "try" to its line: worker A try`,
-		"run A until release-gap, run A until done":                               `Test.txt:3: run A until release-gap: it never reports that; add "get-then-del" to its line`,
-		"run A until lost-lease, run A until done":                                `Test.txt:3: run A until lost-lease: it never reports that; add "check" to its line`,
-		"jump redis, run A until done":                                            "Test.txt:3: jump redis: it must say how far; add a duration, such as 11m",
+		"worker A check, run A until held, run A until checked, run A until done": `Test.txt:4: run A until held: the worker never reports that; add "try" to its line: worker A try`,
+		"run A until release-gap, run A until done":                               `Test.txt:3: run A until release-gap: the worker never reports that; add "get-then-del" to its line`,
+		"run A until lost-lease, run A until done":                                `Test.txt:3: run A until lost-lease: the worker never reports that; add "check" to its line`,
+		"jump redis, run A until done":                                            "Test.txt:3: jump redis: it needs a duration, such as 11m",
 
 		"kill leader, kill leader, run A until done": "Test.txt:4: kill leader: there is no restart leader before this step; add one",
 		"pause redis, pause redis, run A until done": "Test.txt:4: pause redis: there is no resume redis before",
@@ -225,8 +225,8 @@ func TestParse(t *testing.T) {
 	require.NoError(t, err)
 	_, err = scenarios.Parse("Test.txt", []byte("The holder\nnaps.\nlocks redis\nworker A victim\nrun A until read\n\nrun A until done"))
 	for i, word := range []string{"locks", "worker", "run"} {
-		require.ErrorContains(t, err, fmt.Sprintf("Test.txt:%d: the sentence goes on with a line that begins with %q", i+3, word))
+		require.ErrorContains(t, err, fmt.Sprintf("Test.txt:%d: the sentence continues on a line that begins with %q", i+3, word))
 	}
 	_, err = scenarios.Parse("Test.txt", nil)
-	require.ErrorContains(t, err, "it doesn't begin with a sentence that says what happens")
+	require.ErrorContains(t, err, "it must begin with a sentence that describes the hazard")
 }

@@ -73,9 +73,9 @@ func TestMain(m *testing.M) {
 
 // parallel raises the default number of parallel tests to four: they mostly wait.
 func parallel() {
-	said := false
-	flag.Visit(func(f *flag.Flag) { said = said || f.Name == "test.parallel" })
-	if f := flag.Lookup("test.parallel"); !said {
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if f := flag.Lookup("test.parallel"); !given {
 		_ = f.Value.Set(strconv.Itoa(max(4, runtime.GOMAXPROCS(0))))
 	}
 }

@@ -60,7 +60,7 @@ func TestFailoverIsForGood(t *testing.T) {
 	require.NoError(t, svc.Fault(ctx, lag))
 	require.NoError(t, svc.Fault(ctx, scenarios.Step{Verb: "failover", Target: "redis"}))
 	require.ErrorContains(t, svc.Fault(ctx, lag), "it has no replica")
-	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "resume", Target: "redis"}), "there is nothing that resume would end")
+	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "resume", Target: "redis"}), "there is no fault for resume to undo")
 }
 
 // Each run has another leader, because the previous one was killed.
@@ -71,7 +71,7 @@ func TestLeaderOfEachRun(t *testing.T) {
 	all, ctx := servers(t, locks.Etcd, s), within(t, stepTimeout)
 	svc := all.On()
 	restart := scenarios.Step{Verb: "restart", Target: scenarios.Leader}
-	require.ErrorContains(t, svc.Fault(ctx, restart), "there is nothing that restart would end")
+	require.ErrorContains(t, svc.Fault(ctx, restart), "there is no fault for restart to undo")
 	for range 2 {
 		leader, err := all.Cluster.Leader(ctx)
 		require.NoError(t, err)
@@ -94,7 +94,7 @@ func TestFaultOfSeveralServers(t *testing.T) {
 	svc := set.On()
 	require.NoError(t, svc.Fault(ctx, scenarios.Step{Verb: "kill", Target: nodes[1].Name}))
 	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "pause", Target: scenarios.LockService}), nodes[1].Name)
-	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "restart", Target: scenarios.LockService}), "there is nothing that restart would end")
+	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "restart", Target: scenarios.LockService}), "there is no fault for restart to undo")
 	step := func(verb string) error { return svc.Fault(ctx, scenarios.Step{Verb: verb, Target: nodes[0].Name}) }
 	require.NoError(t, errors.Join(step("pause"), step("kill")))
 	require.ErrorIs(t, step("resume"), os.ErrProcessDone)

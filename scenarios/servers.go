@@ -23,21 +23,18 @@ type ServerSet struct {
 
 // On returns the service on these servers. External servers have no faults.
 func (s ServerSet) On() *Service {
-	names := make([]string, len(s.Servers))
-	svc := &Service{Lock: s.Lock}
-	for i, server := range s.Servers {
-		names[i] = server.String()
+	svc := &Service{Lock: s.Lock, Server: s.Servers[0].String()}
+	for _, server := range s.Servers {
 		addr := server.Addr
 		if strings.Contains(server.URL, "://") {
 			addr = server.URL
 		}
 		svc.Nodes = append(svc.Nodes, Node{server.Name, addr})
 	}
-	svc.Server = names[0]
-	if len(names) > 1 {
-		svc.Server = fmt.Sprintf("%d × %s", len(names), names[0])
+	if n := len(s.Servers); n > 1 {
+		svc.Server = fmt.Sprintf("%d × %s", n, svc.Server)
 	}
-	svc.Fault = (&faulty{ServerSet: s, undo: map[string]faults.Heal{}}).step
+	svc.Fault = (&faultInjector{ServerSet: s, undo: map[string]faults.Heal{}}).step
 	return svc
 }
 
@@ -53,13 +50,13 @@ func (s ServerSet) Close() error {
 	return errors.Join(errs...)
 }
 
-type faulty struct {
+type faultInjector struct {
 	ServerSet
 	leader string // the server hit by the last fault of Leader
 	undo   map[string]faults.Heal
 }
 
-func (f *faulty) step(ctx context.Context, st Step) error {
+func (f *faultInjector) step(ctx context.Context, st Step) error {
 	name := st.Target
 	if name == Leader {
 		if err := f.findLeader(ctx, st); err != nil {
@@ -75,7 +72,7 @@ func (f *faulty) step(ctx context.Context, st Step) error {
 		}
 		key := fault(st.Verb).Undo + " " + s.Name
 		before := f.undo[key] != nil
-		err := f.one(ctx, s, st)
+		err := f.apply(ctx, s, st)
 		if !before && f.undo[key] != nil {
 			begun = append(begun, s)
 		}
@@ -90,24 +87,24 @@ func (f *faulty) step(ctx context.Context, st Step) error {
 	return errors.Join(errs...)
 }
 
-func (f *faulty) undoAll(ctx context.Context, servers []*testbed.Server, verb string) error {
+func (f *faultInjector) undoAll(ctx context.Context, servers []*testbed.Server, verb string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), DefaultStepTimeout)
 	defer cancel()
 	var errs []error
 	for _, s := range servers {
-		errs = append(errs, f.one(ctx, s, Step{Verb: verb, Target: s.Name}))
+		errs = append(errs, f.apply(ctx, s, Step{Verb: verb, Target: s.Name}))
 		delete(f.undo, verb+" "+s.Name)
 	}
 	return errors.Join(errs...)
 }
 
 // findLeader finds the leader for each fault: several runs may use the service. An undo goes to the server that was hit.
-func (f *faulty) findLeader(ctx context.Context, st Step) error {
+func (f *faultInjector) findLeader(ctx context.Context, st Step) error {
 	switch {
 	case f.Cluster == nil:
 		return fmt.Errorf("it has no leader: %w", errors.ErrUnsupported)
 	case undone(st.Verb) != nil && f.leader == "":
-		return fmt.Errorf("there is nothing that %s would end", st.Verb)
+		return fmt.Errorf("there is no fault for %s to undo", st.Verb)
 	case undone(st.Verb) != nil:
 		return nil
 	}
@@ -118,14 +115,14 @@ func (f *faulty) findLeader(ctx context.Context, st Step) error {
 	return err
 }
 
-func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
+func (f *faultInjector) apply(ctx context.Context, s *testbed.Server, st Step) error {
 	if s.Provider == testbed.External { // its data may matter
 		return fmt.Errorf("it belongs to the user and must not be broken: %w", errors.ErrUnsupported)
 	}
 	if undone(st.Verb) != nil {
 		undo := f.undo[st.Verb+" "+s.Name]
 		if undo == nil {
-			return fmt.Errorf("there is nothing that %s would end", st.Verb)
+			return fmt.Errorf("there is no fault for %s to undo", st.Verb)
 		}
 		err := undo(ctx)
 		if err == nil || errors.Is(err, os.ErrProcessDone) { // a killed server is no longer paused
@@ -139,9 +136,9 @@ func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
 	do, before := injections[st.Verb].server, fault(st.Verb).Undo+" "+s.Name
 	switch {
 	case do == nil:
-		return fmt.Errorf("there is no fault %q of it: %w", st.Verb, errors.ErrUnsupported)
+		return fmt.Errorf("it has no fault %q: %w", st.Verb, errors.ErrUnsupported)
 	case f.undo[before] != nil:
-		return fmt.Errorf("the last %s is not over: there was no %s", st.Verb, before)
+		return fmt.Errorf("%s is already in force: add %s first", st.Verb, before)
 	}
 	undo, err := do(ctx, f.Cluster, s, st)
 	if undo != nil && fault(st.Verb).Undo != "" { // it may be in force in spite of err

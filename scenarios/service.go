@@ -74,7 +74,7 @@ func (s *Service) check(sc *Scenario, f history.Fencing) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(sc.Workers)) {
 		if w := sc.Workers[name]; s.NoRenew && (w.MaxHold > 0 || w.Outlive && !w.NoRenew) {
-			return fmt.Errorf("scenarios: scenario %q: worker %s is to lose a lease that is renewed, and %s renews none: %w",
+			return fmt.Errorf("scenarios: scenario %q: worker %s must lose a lease that is renewed, but %s doesn't renew leases: %w",
 				sc.Name, name, cmp.Or(s.Server, s.Lock), errors.ErrUnsupported)
 		}
 	}

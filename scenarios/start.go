@@ -45,17 +45,17 @@ func (r *run) worker(name string) (w *worker, err error) {
 }
 
 func (r *run) start(name string, w *worker) (err error) {
-	how := r.s.Workers[name]
+	options := r.s.Workers[name]
 	spec := childSpec{
-		Name: name, Fencing: r.fencing, Keys: r.keys, Worker: how, Store: r.Store.Name, Direct: !r.Store.served(),
+		Name: name, Fencing: r.fencing, Keys: r.keys, Worker: options, Store: r.Store.Name, Direct: !r.Store.served(),
 		Lock: LockSpec{
 			Lock: r.Service.Lock, Variant: r.s.Variant, MinSession: r.Service.MinSession,
-			TTL: longTTL, Renew: !how.NoRenew, MaxHold: cmp.Or(time.Duration(how.MaxHold), longHold),
+			TTL: longTTL, Renew: !options.NoRenew, MaxHold: cmp.Or(time.Duration(options.MaxHold), longHold),
 		},
 		Sent: r.s.has(func(st Step) bool { return st.Target == name && st.Until == history.Sent }),
 		env:  r.Service.Env,
 	}
-	if how.Victim {
+	if options.Victim {
 		spec.Lock.TTL = r.ttl
 	}
 	for _, n := range w.nodes {

@@ -60,7 +60,7 @@ func (s *Store) check(sc *Scenario) error {
 		return fmt.Errorf("scenarios: %s: %s: %w", sc.Name, fmt.Sprintf(format, args...), errors.ErrUnsupported)
 	}
 	if s.Volatile && sc.leaves(Resource, history.Down) {
-		return cannot("%s keeps nothing over a kill", s.name())
+		return cannot("%s loses its data when killed", s.name())
 	}
 	if s.served() {
 		return nil // every fault applies to our own process
@@ -70,7 +70,7 @@ func (s *Store) check(sc *Scenario) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(sc.Workers)) {
 		if sc.Workers[name].Second {
-			return cannot("worker %s has two ledgers, and over a store there is one", name)
+			return cannot("worker %s writes two ledgers, and a Store has one", name)
 		}
 	}
 	if sc.leaves("", history.Delayed) {
@@ -79,7 +79,7 @@ func (s *Store) check(sc *Scenario) error {
 			_, _, err = net.SplitHostPort(addr)
 		}
 		if err != nil {
-			return cannot("%s is at no host and port on the way to which a call could be late: %v", s.name(), err)
+			return cannot("calls to %s can't be delayed: its address has no host and port: %v", s.name(), err)
 		}
 	}
 	return nil
@@ -117,12 +117,12 @@ func overwriter(name string, s resource.Store) (resource.Overwriter, error) {
 
 type workerStore struct {
 	resource.Store
-	bare resource.Overwriter // not nil: the worker sends no fences
+	overwriter resource.Overwriter // not nil: the worker sends no fences
 }
 
 func (s workerStore) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if s.bare != nil {
-		return s.bare.Overwrite(ctx, key, resource.Fence{}, value)
+	if s.overwriter != nil {
+		return s.overwriter.Overwrite(ctx, key, resource.Fence{}, value)
 	}
 	return s.Store.Write(ctx, key, f, value)
 }
@@ -130,18 +130,18 @@ func (s workerStore) Write(ctx context.Context, key string, f resource.Fence, va
 type storeTarget struct {
 	*Store
 	fencing history.Fencing
-	tell    func(history.Event)
+	record  func(history.Event)
 
 	client  resource.Store
 	key     string
 	last    resource.Record
-	offered map[string]string // worker → the ledger of its next write
+	pending map[string]string // worker → the ledger of its next write
 	refused int               // reported by workers since the server's last start
 	down    bool
 }
 
-func newStoreTarget(s *Store, f history.Fencing, tell func(history.Event)) *storeTarget {
-	return &storeTarget{Store: s, fencing: f, tell: tell, offered: map[string]string{}}
+func newStoreTarget(s *Store, f history.Fencing, record func(history.Event)) *storeTarget {
+	return &storeTarget{Store: s, fencing: f, record: record, pending: map[string]string{}}
 }
 
 // begin creates an empty ledger, if the store allows writes without a fence.
@@ -150,10 +150,10 @@ func (t *storeTarget) begin(ctx context.Context, keys []string) (err error) {
 	if t.client, err = t.open(ctx); err != nil {
 		return err
 	}
-	bare, err := overwriter(t.Store.name(), t.client)
+	o, err := overwriter(t.Store.name(), t.client)
 	switch {
 	case err == nil:
-		err = bare.Overwrite(ctx, t.key, resource.Fence{}, []byte{})
+		err = o.Overwrite(ctx, t.key, resource.Fence{}, []byte{})
 	case t.fencing != history.FencingOff:
 		err = nil
 	}
@@ -227,7 +227,7 @@ func (t *storeTarget) callOf(e *history.Event) *call {
 	c := &call{}
 	switch e.Name {
 	case history.BeforeWrite:
-		t.offered[e.Actor] = e.Value
+		t.pending[e.Actor] = e.Value
 		return nil
 	case history.Read, history.ReadStale:
 		c.op = observe.Read
@@ -235,7 +235,7 @@ func (t *storeTarget) callOf(e *history.Event) *call {
 			c.fence = resource.Fence{Token: e.Token}
 		}
 	case history.Wrote, history.WriteStale:
-		c.op, c.value = observe.Write, t.offered[e.Actor]
+		c.op, c.value = observe.Write, t.pending[e.Actor]
 		if t.fencing != history.FencingOff {
 			c.fence = resource.Fence{Token: e.Token, Seq: 1}
 		}
@@ -248,7 +248,7 @@ func (t *storeTarget) callOf(e *history.Event) *call {
 	return c
 }
 
-func (t *storeTarget) sync(ctx context.Context, told *history.Event) error {
+func (t *storeTarget) sync(ctx context.Context, report *history.Event) error {
 	if t.down {
 		return nil
 	}
@@ -256,7 +256,7 @@ func (t *storeTarget) sync(ctx context.Context, told *history.Event) error {
 	if err != nil {
 		return fmt.Errorf("resource: %w", err)
 	}
-	c := t.callOf(told)
+	c := t.callOf(report)
 	if d, changed := effect(t.last, now); changed {
 		t.decided(t.last, d)
 		t.last = now
@@ -273,7 +273,7 @@ func (t *storeTarget) sync(ctx context.Context, told *history.Event) error {
 func (t *storeTarget) decided(before resource.Record, d history.Event) {
 	d.Kind, d.Time, d.Key = history.KindDecision, time.Now(), t.key
 	d.Seen, d.SeenSeq = before.MaxFence.Token, before.MaxFence.Seq
-	t.tell(d)
+	t.record(d)
 }
 
 func effect(before, after resource.Record) (d history.Event, changed bool) {
@@ -317,7 +317,7 @@ func (t *storeTarget) close() (err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), DefaultStepTimeout)
 		defer cancel()
 		if err := t.Restart(ctx); err != nil {
-			return fmt.Errorf("restart %s, which the run has killed: %w", t.Store.name(), err)
+			return fmt.Errorf("restart %s, which the run killed: %w", t.Store.name(), err)
 		}
 	}
 	if t.client == nil {

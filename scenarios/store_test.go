@@ -62,7 +62,7 @@ func TestStoreIsWatched(t *testing.T) {
 		verdict history.Verdict
 		finding string
 	}{
-		"a stale write that takes effect though its worker is told that it was refused": {
+		"a stale write that takes effect though it was reported as refused": {
 			history.FencingOn, "A", history.BeforeWrite, write(resource.Fence{}, "A\n"),
 			history.Violated, "a write without a token was accepted, with fencing on",
 		},
@@ -124,11 +124,11 @@ func TestStoreAgainstWorker(t *testing.T) {
 		enforced bool
 		op       string
 	}{
-		"told accepted, and it was":         {history.FencingOn, write, history.Wrote, true, true, "write"},
-		"told accepted, and nothing is":     {history.FencingOn, nothing, history.Wrote, false, true, "write"},
-		"told refused, and it took effect":  {history.FencingOn, write, history.WriteStale, true, true, "write"},
-		"told refused, and it was":          {history.FencingWrites, nothing, history.WriteStale, false, true, "write"},
-		"unfenced, told accepted, and was":  {history.FencingOff, overwrite, history.Wrote, true, false, "write"},
+		"reported accepted, was":            {history.FencingOn, write, history.Wrote, true, true, "write"},
+		"reported accepted, was not":        {history.FencingOn, nothing, history.Wrote, false, true, "write"},
+		"reported refused, was accepted":    {history.FencingOn, write, history.WriteStale, true, true, "write"},
+		"reported refused, was":             {history.FencingWrites, nothing, history.WriteStale, false, true, "write"},
+		"unfenced, reported accepted, was":  {history.FencingOff, overwrite, history.Wrote, true, false, "write"},
 		"unfenced, and nothing is":          {history.FencingOff, nothing, history.Wrote, false, false, "write"},
 		"a fenced read that raised":         {history.FencingOn, raise, history.Read, true, true, "read"},
 		"a fenced read that raised nothing": {history.FencingOn, nothing, history.Read, false, true, "read"},
@@ -137,21 +137,21 @@ func TestStoreAgainstWorker(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := resource.NewMemory()
-			var told []history.Event
-			look := scenarios.Watch(c.fencing, store, key, func(e history.Event) { told = append(told, e) })
+			var decisions []history.Event
+			sync := scenarios.Watch(c.fencing, store, key, func(e history.Event) { decisions = append(decisions, e) })
 			before := history.Event{Kind: history.KindReport, Actor: "A", Name: history.BeforeWrite, Token: 7, Value: ledger}
-			require.NoError(t, look(t.Context(), &before))
-			require.Empty(t, told)
+			require.NoError(t, sync(t.Context(), &before))
+			require.Empty(t, decisions)
 			require.NoError(t, c.do(store))
-			require.NoError(t, look(t.Context(), &history.Event{Kind: history.KindReport, Actor: "A", Name: c.report, Token: 7, Value: ledger}))
-			require.Len(t, told, 1)
-			got := told[0]
+			require.NoError(t, sync(t.Context(), &history.Event{Kind: history.KindReport, Actor: "A", Name: c.report, Token: 7, Value: ledger}))
+			require.Len(t, decisions, 1)
+			got := decisions[0]
 			require.Equal(t, []any{c.op, c.accepted, c.enforced}, []any{got.Op, got.Accepted, got.Enforced})
 			if c.op == "write" {
 				require.Equal(t, ledger, got.Value)
 			}
-			require.NoError(t, look(t.Context(), nil))
-			require.Len(t, told, 1, "once")
+			require.NoError(t, sync(t.Context(), nil))
+			require.Len(t, decisions, 1, "once")
 		})
 	}
 }
@@ -186,8 +186,8 @@ func TestStoreThatForgets(t *testing.T) {
 func TestStoreAgainstOthers(t *testing.T) {
 	const key = "k"
 	store, ctx := resource.NewMemory(), t.Context()
-	var told []string
-	look := scenarios.Watch(history.FencingOn, store, key, func(e history.Event) { told = append(told, fmt.Sprint(e.Op, " ", e.Token, " ", e.Accepted)) })
+	var decisions []string
+	sync := scenarios.Watch(history.FencingOn, store, key, func(e history.Event) { decisions = append(decisions, fmt.Sprint(e.Op, " ", e.Token, " ", e.Accepted)) })
 	overwrite := func(value string) error { return store.Overwrite(ctx, key, resource.Fence{}, []byte(value)) }
 	for _, c := range []struct {
 		do     func() error
@@ -202,9 +202,9 @@ func TestStoreAgainstOthers(t *testing.T) {
 		{func() error { return store.Write(ctx, key, resource.Fence{Token: 9, Seq: 1}, []byte("A\n")) }, history.Wrote, 9, []string{"write 9 true"}},
 		{func() error { return store.Write(ctx, key, resource.Fence{Token: 10, Seq: 2}, []byte("A\n")) }, history.Wrote, 10, []string{"write 10 true", "write 10 false"}},
 	} {
-		told = nil
+		decisions = nil
 		require.NoError(t, c.do())
-		require.NoError(t, look(ctx, &history.Event{Kind: history.KindReport, Actor: "A", Name: c.report, Token: c.token}))
-		require.Equal(t, c.want, told)
+		require.NoError(t, sync(ctx, &history.Event{Kind: history.KindReport, Actor: "A", Name: c.report, Token: c.token}))
+		require.Equal(t, c.want, decisions)
 	}
 }

@@ -181,7 +181,7 @@ func outlive(ctx context.Context, lease Lease) error {
 		case <-timer.C:
 		}
 		if !lease.Until().Add(overdue).After(end) && lease.Context().Err() == nil {
-			return fmt.Errorf("the lease's context goes on %v after the end of the lease", overdue)
+			return fmt.Errorf("the lease's context is still live %v after the end of the lease", overdue)
 		}
 	}
 }
@@ -198,8 +198,8 @@ func openStore(ctx context.Context, spec *childSpec, own OpenStore) (resource.St
 	if err != nil || !off {
 		return workerStore{Store: s}, err
 	}
-	bare, err := overwriter(spec.Store, s)
-	return workerStore{s, bare}, err
+	o, err := overwriter(spec.Store, s)
+	return workerStore{s, o}, err
 }
 
 type client struct{ *resource.Client }
@@ -213,8 +213,8 @@ func (c client) Write(ctx context.Context, key string, f resource.Fence, value [
 
 func openOwn(ctx context.Context, open OpenStore, s StoreSpec) (resource.Store, error) {
 	if open == nil {
-		return nil, fmt.Errorf("nothing opens the store %s in the processes of workers and resource: call scenarios.ChildWithStore in "+
-			"TestMain or main, with the function in Runner.Store.Open", s.Store)
+		return nil, fmt.Errorf("child processes can't open the store %s: pass Runner.Store.Open to scenarios.ChildWithStore in "+
+			"TestMain or main", s.Store)
 	}
 	return open.open(ctx, s)
 }

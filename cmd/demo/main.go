@@ -46,19 +46,19 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	out := &printer{w: stdout}
 	defer func() { err = errors.Join(err, out.err) }()
 	var fs flag.FlagSet
-	name := fs.String("scenario", "PauseExceedsTTL", "the `hazard` to run: "+strings.Join(names(), ", "))
-	ttl := fs.Duration("ttl", 2*time.Second, "the lease of the worker that the fault hits")
-	pause := fs.Duration("pause", 5*time.Second, "how long the freeze, or the delay in the network, lasts at least; 0: until the successor has got in")
+	name := fs.String("scenario", "PauseExceedsTTL", "`hazard` to run: "+strings.Join(names(), ", "))
+	ttl := fs.Duration("ttl", 2*time.Second, "lease TTL of the worker that the fault hits")
+	pause := fs.Duration("pause", 5*time.Second, "minimum duration of the freeze or network delay; 0: until the successor has written")
 	provider := cli.Choice(&fs, "testbed", "where Redis comes from",
 		string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
-	page := fs.String("o", "fencelab-demo.html", "the `file` to draw the timeline in")
-	record := fs.String("record", "", "a `directory` for the histories, as JSON lines; none by default")
+	page := fs.String("o", "fencelab-demo.html", "`file` for the timeline")
+	record := fs.String("record", "", "`directory` for the histories, as JSON lines; empty: don't record")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
 	s, ok := scenarios.Hazard(*name)
 	if !ok || !slices.Contains(names(), *name) {
-		return fmt.Errorf("demo: there is no hazard %q; there are %s", *name, strings.Join(names(), ", "))
+		return fmt.Errorf("demo: unknown hazard %q; want one of %s", *name, strings.Join(names(), ", "))
 	}
 
 	switch {
@@ -117,7 +117,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	out.printf("\nThe timeline, to scale: %s\n", *page)
 	if unexpected != nil {
-		return fmt.Errorf("demo: not what the product promises: %s", strings.Join(unexpected, "; "))
+		return fmt.Errorf("demo: unexpected verdict: %s", strings.Join(unexpected, "; "))
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ one that the command makes for itself, as timeout and setsid do. What is left of
 when the command or fencelab ends, even by kill -9, is killed.
 
 Exit codes: the command's; 128+N if signal N ended it, or the wait; 75 (-held-code)
-if another holds the lock; 124 if the lease was lost, or a process can't be killed;
+if the lock is held; 124 if the lease was lost, or a process can't be killed;
 125 if fencelab failed; 126 and 127 if the command can't be run or doesn't exist.`,
 	Examples: `
   fencelab exec -lock redis://127.0.0.1:6379 -key nightly -n -- ./backup.sh --all
@@ -56,9 +56,9 @@ const (
 	exitSignal    = 128 // plus the signal
 )
 
-// passedOn lists the signals to pass on, except ignored ones: SIGHUP under nohup, SIGINT under a shell's &. (Go doesn't report
+// forwardedSignals lists the signals to pass on, except ignored ones: SIGHUP under nohup, SIGINT under a shell's &. (Go doesn't report
 // others.)
-var passedOn = slices.DeleteFunc([]os.Signal{
+var forwardedSignals = slices.DeleteFunc([]os.Signal{
 	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
 }, signal.Ignored)
 
@@ -71,14 +71,14 @@ const (
 const (
 	minTTL         = time.Second
 	releaseTimeout = 2 * time.Second
-	killMost       = 5 // seconds until a command that survives SIGKILL is given up
+	maxKills       = 5 // seconds until a command that survives SIGKILL is given up
 )
 
 // caught has all signals since the start: cli.Main's ctx doesn't tell which it was.
 var caught = make(chan os.Signal, 16)
 
 func catchSignals() {
-	for _, s := range passedOn {
+	for _, s := range forwardedSignals {
 		signal.Notify(caught, s)
 	}
 }
@@ -102,10 +102,10 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	key := flags.String("key", "", "`key` of the lock")
 	flags.DurationVar(&o.TTL, "ttl", 20*time.Second, "how long a lease lasts unless it is renewed, and a dead holder blocks the key; at least 1s; "+
 		"with ZooKeeper at most half of the servers' maxSessionTimeout, that is 20s with their default of 40s")
-	flags.DurationVar(&o.Renew.MaxHold, "max-hold", 24*time.Hour, "the longest time for which a lease is renewed; the command is stopped within one -ttl after that")
-	wait := flags.Duration("wait", 0, "how long to wait for the lock at most; 0: until it is free")
-	try := flags.Bool("n", false, "don't wait, and say nothing if another holds the lock")
-	held := flags.Int("held-code", exitHeld, "exit `code` if another holds the lock")
+	flags.DurationVar(&o.Renew.MaxHold, "max-hold", 24*time.Hour, "stop renewing the lease after this long; the command is stopped within one -ttl after that")
+	wait := flags.Duration("wait", 0, "maximum time to wait for the lock; 0: no limit")
+	try := flags.Bool("n", false, "don't wait, and print nothing if the lock is held")
+	held := flags.Int("held-code", exitHeld, "exit `code` if the lock is held")
 	o.Logger = cli.Logger(&flags)
 	if err := execCommand.Parse(&flags, args, stdout); err != nil {
 		return err
@@ -129,7 +129,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	case o.TTL < minTTL:
 		return fmt.Errorf("-ttl is %v; want at least %v: a command is stopped when a sixth of it is left, and needs time to end", o.TTL, minTTL)
 	case o.Renew.MaxHold <= 0:
-		return fmt.Errorf("-max-hold is %v; want the longest time for which the command may run", o.Renew.MaxHold)
+		return fmt.Errorf("-max-hold is %v; want a positive duration, after which the lease is no longer renewed", o.Renew.MaxHold)
 	}
 	cmd := exec.Command(flags.Arg(0), flags.Args()[1:]...) //nolint:noctx // it ends with the lease
 	if cmd.Err != nil {
@@ -199,12 +199,12 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, begin func() error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop, stopped := make(chan struct{}), make(chan struct{})
-	by := func(s os.Signal) { cancel(exit(exitSignal+int(s.(syscall.Signal)), nil)) }
+	cancelBy := func(s os.Signal) { cancel(exit(exitSignal+int(s.(syscall.Signal)), nil)) }
 	go func() {
 		defer close(stopped)
 		select {
 		case s := <-signals:
-			by(s)
+			cancelBy(s)
 		case <-stop:
 		}
 	}()
@@ -213,7 +213,7 @@ func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Conte
 		<-stopped
 		select {
 		case s := <-signals:
-			by(s)
+			cancelBy(s)
 		default:
 		}
 		return context.Cause(ctx)
@@ -316,19 +316,19 @@ func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal
 	term, kill := h.TTL()/termBefore, h.TTL()/killBefore
 	check := time.NewTimer(0)
 	defer check.Stop()
-	over := h.Context().Done()
+	ended := h.Context().Done()
 	for kills := 0; ; {
 		select {
 		case <-exited:
 			return lost
 		case s := <-signals:
 			send(s.(syscall.Signal))
-		case <-over:
-			over, lost = nil, context.Cause(h.Context())
+		case <-ended:
+			ended, lost = nil, context.Cause(h.Context())
 			check.Reset(0)
 		case <-check.C:
 			switch left := time.Until(h.Until()); {
-			case kills == killMost:
+			case kills == maxKills:
 				return fmt.Errorf("%w; but %w", lost, errStillRuns)
 			case lost != nil:
 				send(syscall.SIGKILL)
@@ -348,7 +348,7 @@ func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal
 	}
 }
 
-// guard leads the command's process group, and kills it when this process is gone: the kernel then closes the guard's input.
+// guard leads the command's process group, and kills it when this process has exited: the kernel then closes the guard's input.
 type guard struct {
 	*exec.Cmd
 	in      io.Writer
@@ -376,7 +376,7 @@ func startGuard() (*guard, error) {
 // watch makes the guard kill the command's own group too, if it makes one.
 func (g *guard) watch(command int) {
 	g.command = command
-	_, _ = fmt.Fprintln(g.in, command) // the guard is dead only if somebody has killed it
+	_, _ = fmt.Fprintln(g.in, command) // the guard is dead only if someone has killed it
 }
 
 // signal signals both groups, and continues stopped processes so that they get it. The guard's group exists until the guard is
@@ -391,7 +391,7 @@ func (g *guard) signal(s syscall.Signal) {
 	}
 }
 
-// end kills the groups and waits up to a second until they are gone: their last write must not overlap with the next holder. It
+// end kills the groups and waits up to a second for them to exit: their last write must not overlap with the next holder. It
 // returns errStillRuns if one isn't.
 func (g *guard) end() error {
 	g.signal(syscall.SIGKILL)

@@ -90,7 +90,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	case err != nil:
 	case *isCounter && old.Token == 0 && !force:
 		err = fmt.Errorf("there is none in %s: the lock has never been granted, its tokens are lost, or it has another prefix or table, "+
-			"where this command doesn't look", f.(interface{ where(key string) string }).where(args[1]))
+			"which this command doesn't check", f.(interface{ where(key string) string }).where(args[1]))
 		if set {
 			err = fmt.Errorf("%w; add -force to create it", err)
 		}
@@ -123,7 +123,7 @@ type fence interface {
 func openFence(ctx context.Context, url, token string, isCounter bool) (fence, error) {
 	if dir, ok := strings.CutPrefix(url, "file://"); ok && !isCounter {
 		s, err := filestore.Open(dir)
-		return files{s}, err
+		return store{s, s}, err
 	}
 	spec, err := locks.ParseURL(url)
 	switch {
@@ -140,29 +140,25 @@ func openFence(ctx context.Context, url, token string, isCounter bool) (fence, e
 		return counter{c}, err
 	}
 	s, err := stores.Open(ctx, url, stores.Options{Token: token, Prepared: true})
-	return store{s}, err
+	if err != nil {
+		return nil, err
+	}
+	setter, _ := s.Store.(resource.FenceSetter)
+	return store{s, setter}, nil
 }
 
-type store struct{ *stores.Store }
+type store struct {
+	resource.Store
+	setter resource.FenceSetter // nil: the fence can't be lowered from here
+}
 
 func (s store) set(ctx context.Context, key string, token uint64, lower bool) error {
 	if !lower {
 		_, err := s.ReadFenced(ctx, key, resource.Fence{Token: token})
 		return err
 	}
-	setter, ok := s.Store.Store.(resource.FenceSetter)
-	if !ok {
+	if s.setter == nil {
 		return fmt.Errorf("stop the resource, and lower it where the file is: 'resource -set-fence %s=%d'", key, token)
 	}
-	return setter.SetFence(ctx, key, token)
-}
-
-type files struct{ *filestore.Store }
-
-func (f files) set(ctx context.Context, key string, token uint64, lower bool) error {
-	if lower {
-		return f.SetFence(ctx, key, token)
-	}
-	_, err := f.ReadFenced(ctx, key, resource.Fence{Token: token})
-	return err
+	return s.setter.SetFence(ctx, key, token)
 }

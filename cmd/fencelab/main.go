@@ -19,7 +19,7 @@ import (
 const usage = `Usage, each with -h:
 
   fencelab exec -lock URL -key KEY [flags] -- COMMAND [ARG...]   run a command under a lock
-  fencelab probe [flags] URL                                     can a lock service or a store fence?
+  fencelab probe [flags] URL                                     check that a lock service or store can fence
   fencelab fence show|set [flags] URL KEY [TOKEN]                a store's fence, or a lock's last token
 
 URLs of locks: ` + locks.URLs + `.
@@ -68,5 +68,5 @@ func parse(c cli.Command, fs *flag.FlagSet, n int, args []string, stdout io.Writ
 }
 
 func bearer(fs *flag.FlagSet) *string {
-	return fs.String("token", "", "bearer `token` that the resource asks for, if it is cmd/resource")
+	return fs.String("token", "", "bearer `token` for the resource, if it is cmd/resource")
 }

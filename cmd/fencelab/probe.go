@@ -33,7 +33,7 @@ import (
 var probeCommand = cli.Command{
 	Name: "fencelab probe", Args: "URL",
 	About: `
-Says whether a lock service or a store can fence, one line per check: ok, warning or
+Checks whether a lock service or a store can fence, one line per check: ok, warning or
 bad. It writes to stores at http://, dynamodb:// and s3:// only: a record with the
 key fencelab-probe, or objects that it deletes.
 
@@ -81,11 +81,11 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 	for _, addr := range spec.Addrs {
 		ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %v", probeTimeout))
 		if err := check(ctx, addr); err != nil {
-			no := fmt.Sprintf("%v: %v", locks.Spec{Lock: spec.Lock, Addrs: []string{addr}}, cli.OrEnd(ctx, err))
+			failure := fmt.Sprintf("%v: %v", locks.Spec{Lock: spec.Lock, Addrs: []string{addr}}, cli.OrEnd(ctx, err))
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, io.EOF) {
-				no += "; is it the right port, and with or without TLS?"
+				failure += "; is it the right port, and with or without TLS?"
 			}
-			p.expect(false, bad, "", no)
+			p.expect(false, bad, "", failure)
 		}
 		cancel()
 	}
@@ -103,25 +103,26 @@ type probe struct {
 	err error // of out
 }
 
-func (p *probe) expect(good bool, level, yes, no string) {
+func (p *probe) expect(good bool, level, success, failure string) {
+	text := failure
 	if good {
-		level, no = "ok", yes
+		level, text = "ok", success
 	}
 	p.bad = p.bad || level == bad
-	_, err := fmt.Fprintf(p.out, "%-8s %s\n", level, no)
+	_, err := fmt.Fprintf(p.out, "%-8s %s\n", level, text)
 	p.err = errors.Join(p.err, err)
 }
 
 // clock compares clocks by the reply to a request sent at sent.
 func (p *probe) clock(now, sent time.Time) {
-	trip := time.Since(sent)
-	offset := now.Sub(sent.Add(trip / 2)).Round(time.Millisecond)
+	rtt := time.Since(sent)
+	offset := now.Sub(sent.Add(rtt / 2)).Round(time.Millisecond)
 	side := "ahead of"
 	if offset < 0 {
 		side = "behind"
 	}
-	said := fmt.Sprintf("its clock is %v %s this machine's", offset.Abs(), side)
-	p.expect(offset.Abs() <= time.Second+trip, warning, said, said+": run NTP; a server clock that jumps ends leases early or late")
+	reading := fmt.Sprintf("its clock is %v %s this machine's", offset.Abs(), side)
+	p.expect(offset.Abs() <= time.Second+rtt, warning, reading, reading+": run NTP; a server clock that jumps ends leases early or late")
 }
 
 func (p *probe) redis(ctx context.Context, addr string) error {

@@ -32,16 +32,16 @@ a database: -resource), works, appends an entry of its own, writes the ledger ba
 with the fencing token and releases the lock. It prints each point that it reaches.
 
 Run two of them on one key, freeze the first one for longer than its TTL, and see
-what its late write does: -pause holds it up between read and write; kill -STOP and
+what its late write does: -pause delays it between read and write; kill -STOP and
 kill -CONT freeze it for real, renewals and all.`,
 	Examples: `
   worker -name A -ttl 2s -pause 5s &       # holds the lock, and is late
   sleep 1; worker -name B                  # its successor
-  curl http://127.0.0.1:8080/r/demo        # who is in the ledger?
+  curl http://127.0.0.1:8080/r/demo        # whose entries are in the ledger?
 
-  worker -name A -resource postgres        # straight to a table of the database, which is created if necessary
+  worker -name A -resource postgres        # directly to a database table, which is created if necessary
 
-  worker -n 0 -work 50ms -renew 1s -metrics 127.0.0.1:9100   # on and on, with metrics`,
+  worker -n 0 -work 50ms -renew 1s -metrics 127.0.0.1:9100   # until interrupted, with metrics`,
 }
 
 func main() { cli.Main(run) }
@@ -54,18 +54,18 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	fs.StringVar(&w.key, "key", "demo", "`key` of the lock and of the ledger")
 	lock := fs.String("lock", locks.Redis, "`URL` of the lock service:\n"+locks.URLs+";\n"+
 		"or one of "+strings.Join(locks.Names(), ", ")+": at the usual address on this host, as in deploy/compose.yaml")
-	fs.StringVar(&w.resource, "resource", stores.Addr(stores.HTTP), "`URL` of the resource, or of a store to which the worker writes straight:\n"+stores.Addresses+";\n"+
+	fs.StringVar(&w.resource, "resource", stores.Addr(stores.HTTP), "`URL` of the resource, or of a store to write to directly:\n"+stores.Addresses+";\n"+
 		"or one of "+strings.Join(stores.Names(), ", ")+": at the usual address on this host, as in deploy/compose.yaml")
-	fs.StringVar(&w.token, "token", "", "bearer `token` that the resource asks for, if it is cmd/resource")
+	fs.StringVar(&w.token, "token", "", "bearer `token` for the resource, if it is cmd/resource")
 	fs.DurationVar(&w.lock.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts unless it is renewed")
 	fs.DurationVar(&w.lock.Renew.Every, "renew", 0, "time between renewals in the background; 0: none")
-	fs.DurationVar(&w.lock.Renew.MaxHold, "max-hold", time.Minute, "with -renew: the longest time for which a lease is renewed")
+	fs.DurationVar(&w.lock.Renew.MaxHold, "max-hold", time.Minute, "with -renew: stop renewing a lease after this long")
 	fs.DurationVar(&w.work, "work", 0, "how long the work takes, between read and write")
-	fs.DurationVar(&w.pause, "pause", 0, "a delay between read and write, after the work; renewals go on")
-	fs.DurationVar(&w.wait, "wait", 0, "how long to wait for the lock at most; 0: until interrupted")
+	fs.DurationVar(&w.pause, "pause", 0, "a delay between read and write, after the work; renewals continue")
+	fs.DurationVar(&w.wait, "wait", 0, "maximum time to wait for the lock; 0: until interrupted")
 	fence := cli.Choice(&fs, "fence", "read and write with the token, write with it only,\nor send none (to a store, or a resource with -fence off)", "on", "writes", "off")
 	check := cli.Choice(&fs, "check", "check the lease right before the write, and give up if it is lost", "off", "on")
-	fs.IntVar(&w.n, "n", 1, "how many times to do the job; 0: until interrupted")
+	fs.IntVar(&w.n, "n", 1, "number of jobs; 0: until interrupted")
 	fs.StringVar(&w.metrics, "metrics", "", "`host:port` for /metrics and /healthz; port 0 picks a free one, which is printed; empty: none")
 	w.lock.Logger = cli.Logger(&fs)
 	if err := command.Parse(&fs, args, stdout); err != nil {
@@ -147,17 +147,17 @@ func (w *worker) run(ctx context.Context) (err error) {
 	return w.jobs(ctx, locker, store)
 }
 
-// The pause after a refusal, with -n 0, doubles up to a limit.
+// The backoff after a refusal, with -n 0.
 const (
-	firstPause = 100 * time.Millisecond
-	lastPause  = 5 * time.Second
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 5 * time.Second
 )
 
 // jobs runs the jobs. If all are refused, the last refusal is the error.
 func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
 	wrote := false
 	var refusal error
-	var pause time.Duration
+	var backoff time.Duration
 	for i := 1; w.n == 0 || i <= w.n; i++ {
 		refused, err := w.once(ctx, l, store, i)
 		if w.n == 0 && ctx.Err() != nil {
@@ -170,12 +170,12 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 			}
 			return fmt.Errorf("worker: %w", err)
 		case refused == nil:
-			wrote, pause = true, 0
+			wrote, backoff = true, 0
 		default:
-			refusal, pause = refused, min(max(2*pause, firstPause), lastPause)
+			refusal, backoff = refused, min(max(2*backoff, minBackoff), maxBackoff)
 		}
-		if w.n == 0 && pause > 0 {
-			_ = jitter.Sleep(ctx, pause) // the loop checks ctx
+		if w.n == 0 && backoff > 0 {
+			_ = jitter.Sleep(ctx, backoff) // the loop checks ctx
 		}
 	}
 	switch {
@@ -196,8 +196,8 @@ func (w *worker) recovery(refusal error) string {
 		return "take another -key"
 	}
 	key := "'" + strings.ReplaceAll(w.key, "'", `'\''`) + "'"
-	const most = 1<<53 - 1 // the greatest token of these locks
-	if slices.Contains([]string{locks.Redis, locks.Postgres, locks.S3}, w.backend.Lock) && stale.Seen.Token < most {
+	const maxToken = 1<<53 - 1 // the greatest token of these locks
+	if slices.Contains([]string{locks.Redis, locks.Postgres, locks.S3}, w.backend.Lock) && stale.Seen.Token < maxToken {
 		return fmt.Sprintf("raise the lock's counter: fencelab fence set -counter LOCK-URL %s %d", key, stale.Seen.Token)
 	}
 	return fmt.Sprintf("with all holders stopped, set the fence back: fencelab fence set -force STORE-URL %s %d; if the resource is "+
@@ -216,15 +216,15 @@ func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store,
 	if err != nil {
 		return nil, err
 	}
-	err = w.say(entry, "acquired token %d, lease %v until %s", h.Fence(), h.TTL(), clock(h.Until()))
+	err = w.print(entry, "acquired token %d, lease %v until %s", h.Fence(), h.TTL(), clock(h.Until()))
 	if err == nil {
 		refused, err = w.write(ctx, h, store, entry)
 	}
 	switch lost := h.Release(ctx); {
 	case lost == nil:
-		err = errors.Join(err, w.say(entry, "released"))
+		err = errors.Join(err, w.print(entry, "released"))
 	case errors.Is(lost, dlock.ErrLost):
-		err = errors.Join(err, w.say(entry, "release-lost"))
+		err = errors.Join(err, w.print(entry, "release-lost"))
 	default:
 		err = errors.Join(err, fmt.Errorf("release: %w", lost))
 	}
@@ -246,7 +246,7 @@ func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store
 		if _, stale := errors.AsType[*resource.StaleTokenError](err); !stale {
 			return nil, err
 		}
-		return err, w.say(entry, "%s", outcome)
+		return err, w.print(entry, "%s", outcome)
 	}
 	var rec resource.Record
 	if w.fence == "on" {
@@ -257,14 +257,14 @@ func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store
 	if err != nil && !errors.Is(err, resource.ErrNotFound) { // the ledger's first entry
 		return refusal(err, "read-stale")
 	}
-	if err := w.say(entry, "read %v", strings.Fields(string(rec.Value))); err != nil {
+	if err := w.print(entry, "read %v", strings.Fields(string(rec.Value))); err != nil {
 		return nil, err
 	}
 	if err := jitter.Sleep(ctx, w.work+w.pause); err != nil {
 		return nil, err
 	}
 	if w.check && h.Context().Err() != nil {
-		return errGaveUp, w.say(entry, "lost-lease")
+		return errGaveUp, w.print(entry, "lost-lease")
 	}
 	ledger := append(rec.Value, entry+"\n"...)
 	if w.fence == "off" {
@@ -275,10 +275,10 @@ func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store
 	if err != nil && !errors.Is(err, resource.ErrApplied) {
 		return refusal(err, "write-stale")
 	}
-	return nil, w.say(entry, "wrote")
+	return nil, w.print(entry, "wrote")
 }
 
-func (w *worker) say(entry, format string, args ...any) error {
+func (w *worker) print(entry, format string, args ...any) error {
 	_, err := fmt.Fprintf(w.stdout, "%s %s %s\n", clock(time.Now()), entry, fmt.Sprintf(format, args...))
 	return err
 }

@@ -138,29 +138,29 @@ func (c *choice) Set(s string) error {
 // Logger defines -log-level, and returns a text logger on standard error.
 func Logger(fs *flag.FlagSet) *slog.Logger {
 	level := new(slog.LevelVar)
-	fs.TextVar(level, "log-level", new(slog.LevelVar), "`debug|info|warn|error`: the least important messages to log on standard error")
+	fs.TextVar(level, "log-level", new(slog.LevelVar), "`debug|info|warn|error`: minimum level of messages logged to standard error")
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
 // ReachTimeout is how long [Reach] waits.
 const ReachTimeout = 5 * time.Second
 
-// Reach calls ask, which has ReachTimeout to succeed.
-func Reach(ctx context.Context, ask func(ctx context.Context) error) error {
-	return ReachWithin(ctx, ReachTimeout, ask)
+// Reach calls f, which has ReachTimeout to succeed.
+func Reach(ctx context.Context, f func(ctx context.Context) error) error {
+	return ReachWithin(ctx, ReachTimeout, f)
 }
 
 // ReachWithin is Reach with another limit.
-func ReachWithin(ctx context.Context, limit time.Duration, ask func(ctx context.Context) error) error {
+func ReachWithin(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %v", limit))
 	defer cancel()
-	if err := ask(ctx); err != nil {
+	if err := f(ctx); err != nil {
 		return OrEnd(ctx, err)
 	}
 	return nil
 }
 
-// OrEnd returns why ctx has ended, or else err. A connection may report ctx's deadline, as an i/o timeout, before ctx does.
+// OrEnd returns ctx's cause if it has ended, else err. A connection may report ctx's deadline, as an i/o timeout, before ctx does.
 func OrEnd(ctx context.Context, err error) error {
 	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
 		<-ctx.Done()

@@ -21,14 +21,14 @@ func ReadFile(path string) ([]byte, error) {
 func Replaceable(path string) error {
 	switch info, err := os.Stat(path); {
 	case err == nil && info.IsDir():
-		return fmt.Errorf("%s is a directory, and no file can take its place", path)
+		return fmt.Errorf("%s is a directory", path)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	if writtenTo(path) {
+	if notReplaceable(path) {
 		return nil
 	}
-	f, err := beside(path)
+	f, err := createTemp(path)
 	if err != nil {
 		return err
 	}
@@ -37,10 +37,10 @@ func Replaceable(path string) error {
 
 // ReplaceFile writes a file atomically. It writes to what is no regular file, such as /dev/null or a symbolic link.
 func ReplaceFile(path string, b []byte) (err error) {
-	if writtenTo(path) {
+	if notReplaceable(path) {
 		return os.WriteFile(path, b, 0o644)
 	}
-	f, err := beside(path)
+	f, err := createTemp(path)
 	if err != nil {
 		return err
 	}
@@ -56,11 +56,11 @@ func ReplaceFile(path string, b []byte) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-func writtenTo(path string) bool {
+func notReplaceable(path string) bool {
 	info, err := os.Lstat(path) // /dev/stdout may lead to a regular file
 	return err == nil && !info.Mode().IsRegular()
 }
 
-func beside(path string) (*os.File, error) {
+func createTemp(path string) (*os.File, error) {
 	return os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 }

@@ -28,16 +28,16 @@ const (
 	Write = "write"
 )
 
-// Store wraps store and calls tell with every decision before the caller gets it. It serializes calls on a key, so its decisions
-// come in the store's order if nobody else uses it. A started call finishes even if its ctx ends. Errors other than refusals are
+// Store wraps store and calls record with every decision before the caller gets it. It serializes calls on a key, so its decisions
+// come in the store's order if it has no other user. A started call finishes even if its ctx ends. Errors other than refusals are
 // not reported. A write that the store's own retry refused as applied counts as accepted.
-func Store(store resource.Store, tell func(Decision)) resource.Overwriter {
-	return &observed{Store: store, tell: tell, seed: maphash.MakeSeed()}
+func Store(store resource.Store, record func(Decision)) resource.Overwriter {
+	return &observed{Store: store, record: record, seed: maphash.MakeSeed()}
 }
 
 type observed struct {
 	resource.Store
-	tell    func(Decision)
+	record  func(Decision)
 	seed    maphash.Seed
 	stripes [64]sync.Mutex // by key
 }
@@ -51,12 +51,12 @@ func (o *observed) Write(ctx context.Context, key string, f resource.Fence, valu
 }
 
 func (o *observed) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	bare, ok := o.Store.(resource.Overwriter)
+	store, ok := o.Store.(resource.Overwriter)
 	if !ok {
 		return fmt.Errorf("a %T has no Overwrite: %w", o.Store, errors.ErrUnsupported)
 	}
 	_, err := o.decide(ctx, Decision{Op: Write, Key: key, Fence: f, Value: value}, func(ctx context.Context) (resource.Record, error) {
-		return resource.Record{}, bare.Overwrite(ctx, key, f, value)
+		return resource.Record{}, store.Overwrite(ctx, key, f, value)
 	})
 	return err
 }
@@ -100,6 +100,6 @@ func (o *observed) decide(ctx context.Context, d Decision, do func(context.Conte
 	default:
 		return rec, err
 	}
-	o.tell(d)
+	o.record(d)
 	return rec, err
 }

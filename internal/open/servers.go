@@ -106,5 +106,5 @@ func restoreEtcd(ctx context.Context, c *testbed.Cluster, snapshot []byte, detai
 	case detail == "":
 		return c.RestoreSnapshot(ctx, snapshot, 0)
 	}
-	return fmt.Errorf("a restore's detail is empty or %q", bumped)
+	return fmt.Errorf("a restore takes no detail or %q, not %q", bumped, detail)
 }

@@ -95,7 +95,7 @@ func (c *Child) With(f func(pid int) error) error {
 	return f(c.PID)
 }
 
-// Kill kills the process group, even if stopped, and waits until the process is gone.
+// Kill kills the process group, even if stopped, and waits until the process has exited.
 func (c *Child) Kill() error {
 	err := c.With(func(int) error { return syscall.Kill(-c.group, syscall.SIGKILL) })
 	if err == nil || errors.Is(err, syscall.ESRCH) || errors.Is(err, os.ErrProcessDone) {

@@ -53,7 +53,7 @@ func Stat(file string) ([]string, error) {
 	return fields, nil
 }
 
-// Alive reports whether a process of the group runs, rather than being a zombie. Processes that /proc hides count as gone.
+// Alive reports whether a process of the group runs, rather than being a zombie. Processes that /proc hides count as dead.
 func Alive(group int) bool {
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	return slices.ContainsFunc(files, func(file string) bool {
@@ -76,7 +76,7 @@ func ended(err error) error {
 	return err
 }
 
-// ReservePort returns a free TCP port of the loopback interface that the kernel gives to nobody until release. The socket that
+// ReservePort returns a free TCP port of the loopback interface that the kernel assigns to no other socket until release. The socket that
 // reserves it never listens, so servers that set SO_REUSEADDR can (socket(7)).
 func ReservePort() (port int, release func() error, err error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

@@ -68,8 +68,8 @@ func TestNumberUsedAgain(t *testing.T) {
 	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) }, time.Minute, time.Millisecond)
 
 	var other *exec.Cmd
-	for tries := 0; other == nil || other.Process.Pid != c.PID; tries++ {
-		if tries == 1000 {
+	for attempts := 0; other == nil || other.Process.Pid != c.PID; attempts++ {
+		if attempts == 1000 {
 			t.Skip("another process has the number")
 		}
 		require.NoError(t, os.WriteFile(lastPID, []byte(strconv.Itoa(c.PID-1)), 0))

@@ -13,15 +13,15 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
-// tries is how often each condition must be honoured. A server that ignores half of them passes with a chance of 1 in 65,536.
-const tries = 8
+// attempts is how often each condition must be honoured. A server that ignores half of them passes with a chance of 1 in 65,536.
+const attempts = 8
 
 // ErrNoConditions is wrapped by the error of [Probe] if the server ignores the conditions of a PUT.
 var ErrNoConditions = errors.New("the server does not honour conditional writes")
 
 // Probe checks on a scratch object, whose name begins with prefix, that the server honours If-None-Match and If-Match. It takes 20
-// requests, because one address may stand for several servers. It can't check that the server compares and writes atomically. It begins
-// again, a few times, if the server is overloaded.
+// requests, because one address may stand for several servers. It can't check that the server compares and writes atomically. It
+// retries a few times if the server is overloaded.
 func Probe(ctx context.Context, client *s3.Client, bucket, prefix string) error {
 	for d := 100 * time.Millisecond; ; d *= 2 {
 		err := probe(ctx, client, bucket, prefix)
@@ -64,7 +64,7 @@ func probe(ctx context.Context, client *s3.Client, bucket, prefix string) (err e
 	case err != nil:
 		return err
 	}
-	for range tries {
+	for range attempts {
 		switch _, err := put("2", Condition("")); {
 		case err == nil:
 			return fmt.Errorf("%w: it ignores If-None-Match: * and accepted a second first write of an object", ErrNoConditions)
@@ -81,7 +81,7 @@ func probe(ctx context.Context, client *s3.Client, bucket, prefix string) (err e
 	case first == "" || first == second:
 		return fmt.Errorf("%w: the ETag was %q before and %q after the object's content changed", ErrNoConditions, first, second)
 	}
-	for range tries {
+	for range attempts {
 		switch _, err := put("4", Condition(first)); {
 		case err == nil:
 			return fmt.Errorf("%w: it ignores If-Match and accepted a write with the ETag of a replaced version", ErrNoConditions)

@@ -113,7 +113,7 @@ func (s *summary) read(in io.Reader, out io.Writer) error {
 			if json.Unmarshal([]byte(line), &e) != nil {
 				e = event{Action: "build-output", Output: line}
 			}
-			s.take(e, out)
+			s.handle(e, out)
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -124,7 +124,7 @@ func (s *summary) read(in io.Reader, out io.Writer) error {
 	}
 }
 
-func (s *summary) take(e event, out io.Writer) {
+func (s *summary) handle(e event, out io.Writer) {
 	id := e.Package + " " + e.Test
 	switch e.Action {
 	case "build-output":
@@ -259,8 +259,8 @@ func never(args []string, out io.Writer) error {
 	}
 	ran, skipped := map[string]bool{}, map[string]bool{}
 	for line := range strings.Lines(string(text)) {
-		how, id, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if how == "ran" {
+		outcome, id, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if outcome == "ran" {
 			ran[id] = true
 		} else if id != "" {
 			skipped[id] = true
@@ -276,6 +276,6 @@ func never(args []string, out io.Writer) error {
 		slices.Sort(none)
 		return fmt.Errorf("%d tests ran; these were skipped in every run:\n  %s", len(ran), strings.Join(none, "\n  "))
 	}
-	_, err = fmt.Fprintf(out, "%d tests ran, each somewhere\n", len(ran))
+	_, err = fmt.Fprintf(out, "%d tests ran, each in at least one run\n", len(ran))
 	return err
 }

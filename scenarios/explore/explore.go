@@ -116,11 +116,11 @@ func (sys *System) Run(t *testing.T, s Schedule) (r Result) {
 	if runtime.GOMAXPROCS(0) != 1 {
 		t.Fatal("explore: call runtime.GOMAXPROCS(1) in TestMain: with more processors a schedule does something else each time")
 	}
-	sys.virtually(t, func(w *world) { r = w.run(s) })
+	sys.inBubble(t, func(w *world) { r = w.run(s) })
 	return r
 }
 
-func (sys *System) virtually(t *testing.T, f func(w *world)) {
+func (sys *System) inBubble(t *testing.T, f func(w *world)) {
 	t.Helper()
 	jitter.Seed(1)
 	synctest.Test(t, func(t *testing.T) { f(&world{sys: sys, t: t, slow: 1, settled: synctest.Wait}) })
@@ -147,20 +147,20 @@ type world struct {
 	memory  resource.Store
 	slow    time.Duration               // a factor
 	settled func()                      // waits until only timers are pending
-	story   *story                      // nil unless a hazard is wanted, see Hazard
-	plays   map[string]scenarios.Worker // of a scenario, see Play
+	builder *hazardBuilder              // nil unless a hazard is wanted, see Hazard
+	roles   map[string]scenarios.Worker // of the hazard that Play runs; nil otherwise
 
-	mu      sync.Mutex
-	trace   strings.Builder
-	events  []history.Event
-	judged  int               // how many of events are judged
-	calls   []*storetest.Call // of System.Store
-	clock   int64
-	served  bool
-	latest  int
-	drifted bool           // a server's clock has jumped. Locks must tolerate a first jump of 1 % of the usual TTL, as drift
-	forgot  time.Time      // when a server last lost data, or its clock jumped
-	top     resource.Fence // the greatest fence that a grant began with since a server last lost data
+	mu          sync.Mutex
+	trace       strings.Builder
+	events      []history.Event
+	judged      int               // how many of events are judged
+	calls       []*storetest.Call // of System.Store
+	clock       int64
+	serverFault bool
+	latest      int
+	drifted     bool           // a server's clock has jumped. Locks must tolerate a first jump of 1 % of the usual TTL, as drift
+	forgot      time.Time      // when a server last lost data, or its clock jumped
+	top         resource.Fence // the greatest fence that a grant began with since a server last lost data
 }
 
 // settle is the time after each step: longer than its messages take. The odd nanoseconds keep steps apart from what clients do
@@ -226,7 +226,7 @@ func (w *world) pass(d time.Duration) {
 }
 
 func (w *world) found(f Finding, format string, args ...any) {
-	if w.Finding == "" && w.plays == nil && (w.story == nil || f == Stuck) {
+	if w.Finding == "" && w.roles == nil && (w.builder == nil || f == Stuck) {
 		w.Finding, w.Detail = f, fmt.Sprintf(format, args...)
 		fmt.Fprintf(&w.trace, "%s: %s\n", w.Finding, w.Detail)
 	}
@@ -273,7 +273,7 @@ type worker struct {
 	grant     int // the last one's number
 	called    time.Time
 	overtaken bool      // another client was granted the lock before it began
-	asked     time.Time // when the call began that acquired or last renewed the lease
+	renewedAt time.Time // when the call began that acquired or last renewed the lease
 	lease     scenarios.Lease
 	old       scenarios.Lease
 	fence     resource.Fence
@@ -281,8 +281,8 @@ type worker struct {
 	ledger    string
 	release   bool
 
-	said bool          // before-write is reported, see Play
-	gap  chan struct{} // closed when the release continues, see Play
+	announced bool          // Play has reported before-write
+	gap       chan struct{} // closed when the release continues, see Play
 
 	last  func()
 	crowd []context.CancelFunc // ends the waits of its goroutines
@@ -326,7 +326,7 @@ func (w *world) step(st Step) {
 	w.mu.Lock()
 	w.note("> %v", st)
 	w.mu.Unlock()
-	w.quietly(st)
+	w.apply(st)
 }
 
 // begin does a step, except for what lets time pass or makes the store decide, which it returns. w.mu is held.
@@ -337,7 +337,7 @@ func (w *world) begin(st Step) (now func()) {
 		return func() { w.pass(st.For * w.slow) }
 	case Restart, Wipe:
 		w.meet(st.Verb, "")
-		w.served = true
+		w.serverFault = true
 		if st.Verb == Wipe {
 			w.forgot, w.top = time.Now(), resource.Fence{}
 		}
@@ -347,7 +347,7 @@ func (w *world) begin(st Step) (now func()) {
 			w.forgot = time.Now()
 		}
 		w.meet(st.Verb, "")
-		w.served, w.drifted = true, true
+		w.serverFault, w.drifted = true, true
 		return func() { w.servers[st.Server].Jump(st.For) }
 	default:
 	}
@@ -362,7 +362,7 @@ func (w *world) begin(st Step) (now func()) {
 	if k.dead && st.Verb != Mend && st.Verb != Deliver { // its last messages may still be in the network
 		return nil
 	}
-	if w.story != nil && !w.story.step(k, st) {
+	if w.builder != nil && !w.builder.step(k, st) {
 		return nil
 	}
 	switch st.Verb {
@@ -478,8 +478,8 @@ func (k *worker) call(v Verb) {
 	if _, ok := k.lease.(renewer); what == "renew" && !ok {
 		return
 	}
-	if k.story != nil {
-		k.story.call(k, what)
+	if k.builder != nil {
+		k.builder.call(k, what)
 	}
 	k.meet(v, what)
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -532,10 +532,10 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	}
 	value := []byte(history.Append(k.ledger, k.actor))
 	k.mu.Lock()
-	if !k.said {
-		k.event(history.BeforeWrite, nil, func(e *history.Event) { e.Value = string(value) })
+	if !k.announced {
+		k.event(history.BeforeWrite, func(e *history.Event) { e.Value = string(value) })
 	}
-	k.said = false
+	k.announced = false
 	k.mu.Unlock()
 	fence := k.next(k.lease)
 	send := func(ctx context.Context) error {
@@ -553,8 +553,8 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	late := k.late
 	if late {
 		k.late, k.sent = false, func() { done <- write() }
-		if k.plays != nil || k.story != nil {
-			k.event(history.Sent, nil, nil)
+		if k.roles != nil || k.builder != nil {
+			k.event(history.Sent, nil)
 		}
 	}
 	k.mu.Unlock()
@@ -594,11 +594,11 @@ func (k *worker) granted(lease scenarios.Lease) {
 	k.grants++
 	k.Grants++
 	k.actor = fmt.Sprint(k.name, k.grants)
-	if k.plays != nil {
+	if k.roles != nil {
 		k.actor = k.name
 	}
 	k.note("%s: granted %d", k.actor, lease.Fence())
-	k.lease, k.at, k.release, k.asked, k.fence = lease, "", false, k.called, resource.Fence{Token: lease.Fence()}
+	k.lease, k.at, k.release, k.renewedAt, k.fence = lease, "", false, k.called, resource.Fence{Token: lease.Fence()}
 	if !k.excused() && lease.Until().After(time.Now()) { // a grant may arrive after its lease has ended or was forgotten
 		k.latest++
 	}
@@ -613,7 +613,7 @@ func (k *worker) granted(lease scenarios.Lease) {
 		}
 		k.top = k.top.Max(k.fence)
 	}
-	k.event(history.Acquired, nil, func(e *history.Event) { e.Key = key })
+	k.event(history.Acquired, func(e *history.Event) { e.Key = key })
 }
 
 // exclusive checks that at most one worker has the lock.
@@ -634,20 +634,17 @@ func (w *world) exclusive() {
 // hasn't been renewed since. Passing a shared lease on is no renewal.
 func (k *worker) excused() bool {
 	began := k.lease.Until().Add(-k.client.TTL) // or a little later: locks end leases before their servers do
-	return !began.After(k.forgot) && (!k.asked.After(k.forgot) || k.sys.Together > 0)
+	return !began.After(k.forgot) && (!k.renewedAt.After(k.forgot) || k.sys.Together > 0)
 }
 
-func (k *worker) event(name string, err error, set func(*history.Event)) {
+func (k *worker) event(name string, set func(*history.Event)) {
 	e := history.Event{Actor: k.actor, Kind: history.KindReport, Name: name, Token: k.lease.Fence()}
-	if err != nil {
-		e.Error = err.Error()
-	}
 	if set != nil {
 		set(&e)
 	}
 	k.add(e)
-	if k.story != nil {
-		k.story.report(k, name)
+	if k.builder != nil {
+		k.builder.report(k, name)
 	}
 }
 
@@ -655,7 +652,7 @@ func (k *worker) finished(what string, err error) {
 	if k.dead {
 		return
 	}
-	sound := err != nil && !k.ended && !k.hit && !k.served // nothing explains an error
+	unexplained := err != nil && !k.ended && !k.hit && !k.serverFault
 	stale, refused := errors.AsType[*resource.StaleTokenError](err)
 	switch {
 	case err == nil:
@@ -673,7 +670,7 @@ func (k *worker) finished(what string, err error) {
 		}
 		switch {
 		case err == nil, refused:
-			k.event(names[refused && !stale.Applied], nil, func(e *history.Event) {
+			k.event(names[refused && !stale.Applied], func(e *history.Event) {
 				switch {
 				case e.Name == history.Wrote:
 					e.Value = history.Append(k.ledger, k.actor)
@@ -685,13 +682,13 @@ func (k *worker) finished(what string, err error) {
 			if refused && !stale.Applied {
 				k.at = "write" // only the release is left
 			}
-		case sound, k.sys.Store == nil && !k.ended:
+		case unexplained, k.sys.Store == nil && !k.ended:
 			k.found(WrongError, "%s: %s: %v", k.actor, what, err)
 		case k.sys.Store == nil:
 			k.at = "write"
 		}
 	case "release":
-		if sound && k.lease.Until().After(time.Now()) {
+		if unexplained && k.lease.Until().After(time.Now()) {
 			k.found(WrongError, "%s: release: %v", k.actor, err)
 		}
 		if err == nil && k.overtaken && !k.excused() && k.sys.Together == 0 {
@@ -699,35 +696,35 @@ func (k *worker) finished(what string, err error) {
 		}
 		switch {
 		case err == nil:
-			k.event(history.Released, nil, nil)
+			k.event(history.Released, nil)
 		case errors.Is(err, dlock.ErrForeignRelease):
-			k.event(history.ReleaseForeign, nil, nil)
+			k.event(history.ReleaseForeign, nil)
 		case errors.Is(err, dlock.ErrLost):
-			k.event(history.ReleaseLost, nil, nil)
+			k.event(history.ReleaseLost, nil)
 		default:
-			k.event(history.Failed, err, nil)
+			k.event(history.Failed, func(e *history.Event) { e.Error = err.Error() })
 		}
-		if k.plays != nil && k.events[len(k.events)-1].Name != history.Failed {
-			k.event(history.Done, nil, nil)
+		if k.roles != nil && k.events[len(k.events)-1].Name != history.Failed {
+			k.event(history.Done, nil)
 		}
 		k.old, k.lease = k.lease, nil
 	case "acquire":
-		if sound {
+		if unexplained {
 			k.found(WrongError, "%s: acquire: %v", k.name, err)
 		}
 	case "try":
-		if sound && !errors.Is(err, dlock.ErrHeld) {
+		if unexplained && !errors.Is(err, dlock.ErrHeld) {
 			k.found(WrongError, "%s: try: %v", k.name, err)
 		}
 	case "renew":
 		if err == nil {
-			k.asked = k.called
+			k.renewedAt = k.called
 			k.exclusive()
 			if k.overtaken && k.sys.Together == 0 {
 				k.found(LateRenewal, "%s has renewed its lease though another has been granted the lock since", k.actor)
 			}
 		}
-		if sound && k.client.TTL == k.sys.TTL && k.lease.Until().After(time.Now()) { // a lock may renew a shorter lease only a few times
+		if unexplained && k.client.TTL == k.sys.TTL && k.lease.Until().After(time.Now()) { // a lock may renew a shorter lease only a few times
 			k.found(WrongError, "%s: renew: %v", k.actor, err)
 		}
 	}
@@ -750,7 +747,7 @@ func (w *world) check() (found bool) {
 }
 
 func (w *world) end() {
-	if alive := w.lift(); w.finish(alive) {
+	if alive := w.liftFaults(); w.finish(alive) {
 		w.mu.Lock()
 		if _, err := (model.Config{}).Replay(w.events); err != nil && w.modelled() {
 			w.found(Impossible, "%v", err)
@@ -782,7 +779,7 @@ func (w *world) close() {
 	w.pass(2 * time.Second) // go-redis and others poll once a second whether they are closed
 }
 
-func (w *world) lift() (alive []*worker) {
+func (w *world) liftFaults() (alive []*worker) {
 	for i, k := range w.workers {
 		if k == nil {
 			continue
@@ -792,7 +789,7 @@ func (w *world) lift() (alive []*worker) {
 		}
 		k.disperse()
 		for _, v := range []Verb{Resume, Mend, Deliver} {
-			w.quietly(Step{Verb: v, Worker: i})
+			w.apply(Step{Verb: v, Worker: i})
 			w.pass(settle)
 		}
 	}
@@ -802,9 +799,9 @@ func (w *world) lift() (alive []*worker) {
 func (w *world) finish(workers []*worker) bool {
 	return w.await(func() (pending *worker) {
 		releases := slices.ContainsFunc(workers, func(k *worker) bool { return k.busy == "release" })
-		if w.story != nil {
+		if w.builder != nil {
 			releases = true
-			w.story.finish(workers)
+			w.builder.finish(workers)
 		}
 		for _, k := range workers {
 			if k.busy == "" && k.lease != nil && !releases {
@@ -829,14 +826,14 @@ func (w *world) probe(alive []*worker) {
 		return
 	}
 	if w.sys.Store != nil {
-		w.asks(fresh)
+		w.checkStore(fresh)
 	}
 	served := map[*worker]bool{}
 	for _, k := range alive {
-		w.quietly(Step{Verb: Run, Worker: int(k.name[0] - 'A')})
+		w.apply(Step{Verb: Run, Worker: int(k.name[0] - 'A')})
 		w.pass(settle)
 	}
-	w.quietly(Step{Verb: Release, Worker: MaxWorkers})
+	w.apply(Step{Verb: Release, Worker: MaxWorkers})
 	w.pass(settle)
 	w.await(func() (pending *worker) {
 		for _, k := range alive {
@@ -856,7 +853,7 @@ func (w *world) probe(alive []*worker) {
 	})
 }
 
-func (w *world) asks(k *worker) {
+func (w *world) checkStore(k *worker) {
 	w.callUntil(k, func() bool { return k.at == "write" })
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -882,7 +879,7 @@ func (w *world) callUntil(k *worker, done func() bool) bool {
 // System.Wait, the pending worker is stuck.
 func (w *world) await(pending func() *worker) bool {
 	bound, pause := cmp.Or(w.sys.Wait, 2*w.sys.TTL), w.sys.TTL/20+settle
-	if !w.served && slices.Max(w.ttl[:]) == 0 && !slices.ContainsFunc(w.workers[:], func(k *worker) bool { return k != nil && k.hit }) {
+	if !w.serverFault && slices.Max(w.ttl[:]) == 0 && !slices.ContainsFunc(w.workers[:], func(k *worker) bool { return k != nil && k.hit }) {
 		bound = w.sys.TTL / 2
 	}
 	for grants, waited := -1, time.Duration(0); ; waited += pause {
@@ -906,8 +903,8 @@ func (w *world) await(pending func() *worker) bool {
 	}
 }
 
-// quietly does a step without tracing it.
-func (w *world) quietly(st Step) {
+// apply does a step without tracing it.
+func (w *world) apply(st Step) {
 	w.mu.Lock()
 	now := w.begin(st)
 	w.mu.Unlock()

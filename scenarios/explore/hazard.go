@@ -20,22 +20,22 @@ import (
 // System's mode, the error says why, and what was left out.
 func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (scenarios.Scenario, error) {
 	t.Helper()
-	y := &story{frozen: map[string]bool{}}
+	b := &hazardBuilder{frozen: map[string]bool{}}
 	about.Steps, about.Workers, about.MinTTL = nil, map[string]scenarios.Worker{}, 0
-	y.Scenario = &about
-	sys.virtually(t, func(w *world) {
-		w.story = y
+	b.Scenario = &about
+	sys.inBubble(t, func(w *world) {
+		w.builder = b
 		w.serve(history.Run{TokensLost: true})
 		for _, st := range s {
 			w.step(st)
 			w.pass(settle)
 		}
-		if !w.finish(w.lift()) {
-			y.leave("that a worker waits for ever")
+		if !w.finish(w.liftFaults()) {
+			b.omit("that a worker waits for ever")
 		}
 		w.close()
 	})
-	y.rename()
+	b.rename()
 	if err := about.Check(); err != nil {
 		return about, err
 	}
@@ -44,7 +44,7 @@ func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (s
 	for _, f := range []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn} {
 		events, err := sys.Play(t, about, f)
 		if err != nil { // a refused worker doesn't report what an accepted one does
-			why[f] = fmt.Errorf("the scenario can't be played: %w", err)
+			why[f] = fmt.Errorf("Play can't run it: %w", err)
 			continue
 		}
 		v := history.Judge(events).Verdict
@@ -56,85 +56,85 @@ func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (s
 		}
 	}
 	if f := cmp.Or(sys.Fencing, history.FencingOn); why[f] != nil {
-		return about, fmt.Errorf("explore: with fencing %s %w; it lacks %s", f, why[f], cmp.Or(strings.Join(y.left, ", "), "nothing"))
+		return about, fmt.Errorf("explore: with fencing %s %w; it lacks %s", f, why[f], cmp.Or(strings.Join(b.omitted, ", "), "nothing"))
 	}
 	return about, nil
 }
 
-type story struct {
+type hazardBuilder struct {
 	*scenarios.Scenario
-	frozen map[string]bool
-	left   []string // what a hazard can't express
+	frozen  map[string]bool
+	omitted []string // what a hazard can't express
 }
 
-func (y *story) leave(what string) bool {
-	y.left = append(y.left, what)
+func (b *hazardBuilder) omit(what string) bool {
+	b.omitted = append(b.omitted, what)
 	return false
 }
 
-func (y *story) run(actor, until string) {
-	if n := len(y.Steps); n == 0 || y.Steps[n-1].Verb != "run" || y.Steps[n-1].Target != actor {
-		y.Steps = append(y.Steps, scenarios.Step{Verb: "run", Target: actor})
+func (b *hazardBuilder) run(actor, until string) {
+	if n := len(b.Steps); n == 0 || b.Steps[n-1].Verb != "run" || b.Steps[n-1].Target != actor {
+		b.Steps = append(b.Steps, scenarios.Step{Verb: "run", Target: actor})
 	}
-	y.Steps[len(y.Steps)-1].Until = until
+	b.Steps[len(b.Steps)-1].Until = until
 }
 
-func (y *story) fault(k *worker, verb string) {
-	y.Steps = append(y.Steps, scenarios.Step{Verb: verb, Target: k.actor})
+func (b *hazardBuilder) fault(k *worker, verb string) {
+	b.Steps = append(b.Steps, scenarios.Step{Verb: verb, Target: k.actor})
 }
 
 // step reports whether a hazard can express a step, and records it.
-func (y *story) step(k *worker, st Step) bool {
+func (b *hazardBuilder) step(k *worker, st Step) bool {
 	between := k.busy == "" && k.lease != nil && !k.dead
 	switch v := st.Verb; {
-	case v == Run, v == Mend: // lift calls Mend too
+	case v == Run, v == Mend: // liftFaults calls Mend too
 	case v == Release && (!between || k.at != "read"): // a hazard's worker that reads also writes
 	case v == Resume:
 		if k.client.isFrozen() {
-			y.fault(k, "resume")
-			y.frozen[k.actor] = false
+			b.fault(k, "resume")
+			b.frozen[k.actor] = false
 		}
 	case v == Deliver:
 		if k.sent != nil {
-			y.fault(k, "deliver")
+			b.fault(k, "deliver")
 		}
 	case v == Pause && between && st.N == 0:
 		if !k.client.isFrozen() {
-			y.fault(k, "pause")
-			y.frozen[k.actor] = true
+			b.fault(k, "pause")
+			b.frozen[k.actor] = true
 		}
 	case v == Pause && between && st.N == 1 && k.sys.Gap && k.at == "write": // see call
 	case v == Kill && between:
-		y.fault(k, "kill")
-		y.frozen[k.actor] = true
+		b.fault(k, "kill")
+		b.frozen[k.actor] = true
 	case v == Late && between && k.at == "read":
 		if !k.late {
-			y.fault(k, "hold")
+			b.fault(k, "hold")
 		}
 	default:
-		return y.leave(st.String())
+		return b.omit(st.String())
 	}
 	return true
 }
 
-func (y *story) call(k *worker, what string) {
+func (b *hazardBuilder) call(k *worker, what string) {
 	if what != "release" {
 		return
 	}
-	w := y.Workers[k.actor]
+	w := b.Workers[k.actor]
 	w.Idle = k.at == ""
 	if k.client.freeze == 1 && !w.Idle {
 		w.GetThenDel = true
-		y.MinTTL = history.Duration(3 * time.Second) // it must hold the lock until then, even on a machine that stalls
-		y.run(k.actor, history.ReleaseGap)
-		y.fault(k, "pause")
-		y.frozen[k.actor] = true
+		b.MinTTL = history.Duration(3 * time.Second) // it must hold the lock until then, even on a machine that stalls
+		b.run(k.actor, history.ReleaseGap)
+		b.fault(k, "pause")
+		b.frozen[k.actor] = true
 	}
-	y.Workers[k.actor] = w
+	b.Workers[k.actor] = w
 }
 
 // finish makes a holder do its next call: first all read, then one by one they write and release.
-func (y *story) finish(workers []*worker) {
+func (b *hazardBuilder) finish(workers []*worker) {
 	var next *worker
 	for _, k := range workers {
 		if k.busy == "" && k.lease != nil && (next == nil || k.at == "" && next.at != "") {
@@ -146,31 +146,31 @@ func (y *story) finish(workers []*worker) {
 	}
 }
 
-func (y *story) report(k *worker, name string) {
+func (b *hazardBuilder) report(k *worker, name string) {
 	switch name {
 	case history.Failed:
-		y.leave("that a call fails")
+		b.omit("that a call fails")
 	case history.Acquired:
 		for _, other := range k.workers {
 			if other == nil || other == k || other.lease == nil || other.lease.Until().After(time.Now()) {
 				continue
 			}
-			if frozen, holds := y.frozen[other.actor]; holds {
-				w := y.Workers[other.actor]
+			if frozen, holds := b.frozen[other.actor]; holds {
+				w := b.Workers[other.actor]
 				w.Victim, w.NoRenew = true, w.NoRenew || !frozen
-				y.Workers[other.actor] = w
+				b.Workers[other.actor] = w
 			}
 		}
-		y.frozen[k.actor] = false
+		b.frozen[k.actor] = false
 	case history.Released, history.ReleaseLost, history.ReleaseForeign:
-		delete(y.frozen, k.actor)
+		delete(b.frozen, k.actor)
 		name = history.Done
 	}
-	y.run(k.actor, name)
+	b.run(k.actor, name)
 }
 
 // rename names the workers A, B and so on, in the order of their first step. A2 is A's second grant.
-func (y *story) rename() {
+func (b *hazardBuilder) rename() {
 	names := map[byte]string{}
 	rename := func(name string) string {
 		if names[name[0]] == "" {
@@ -181,16 +181,16 @@ func (y *story) rename() {
 		}
 		return names[name[0]] + name[1:]
 	}
-	for i := range y.Steps {
-		y.Steps[i].Target = rename(y.Steps[i].Target)
+	for i := range b.Steps {
+		b.Steps[i].Target = rename(b.Steps[i].Target)
 	}
 	workers := map[string]scenarios.Worker{}
-	for name, w := range y.Workers {
+	for name, w := range b.Workers {
 		if w != (scenarios.Worker{}) {
 			workers[rename(name)] = w
 		}
 	}
-	y.Workers = workers
+	b.Workers = workers
 }
 
 // Play runs a hazard in virtual time, as a [scenarios.Runner] does with processes, and returns its history. The lock's servers
@@ -199,13 +199,13 @@ func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (
 	t.Helper()
 	in := *sys
 	in.Fencing = f
-	in.virtually(t, func(w *world) {
-		w.plays = map[string]scenarios.Worker{}
+	in.inBubble(t, func(w *world) {
+		w.roles = map[string]scenarios.Worker{}
 		var names []string
 		for _, st := range s.Steps {
 			if st.Verb == "run" && !slices.Contains(names, st.Target) {
 				names = append(names, st.Target)
-				w.plays[st.Target] = s.Workers[st.Target]
+				w.roles[st.Target] = s.Workers[st.Target]
 			}
 		}
 		if len(names) > len(w.workers) {
@@ -214,7 +214,7 @@ func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (
 		}
 		w.serve(history.Run{Scenario: s.Name, TokensLost: s.TokensLost, Workers: names})
 		for i, name := range names {
-			how := w.plays[name]
+			how := w.roles[name]
 			missing := how.GetThenDel && !sys.Gap
 			how.Victim, how.NoRenew, how.Idle, how.Check, how.GetThenDel = false, false, false, false, false
 			if missing || how != (scenarios.Worker{}) {
@@ -222,12 +222,12 @@ func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (
 				continue
 			}
 			w.mu.Lock()
-			w.cast(i, name)
+			w.addWorker(i, name)
 			w.mu.Unlock()
 		}
 		for i, st := range s.Steps {
 			if err == nil {
-				if err = w.play(st); err != nil {
+				if err = w.runStep(st); err != nil {
 					err = fmt.Errorf("step %d, %v: %w", i+1, st, err)
 				}
 			}
@@ -256,8 +256,8 @@ func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (
 	return events, err
 }
 
-func (w *world) cast(i int, name string) {
-	how := w.plays[name]
+func (w *world) addWorker(i int, name string) {
+	how := w.roles[name]
 	ttl := 10 * time.Minute
 	if how.Victim {
 		ttl = w.sys.TTL
@@ -267,11 +267,11 @@ func (w *world) cast(i int, name string) {
 	if how.GetThenDel {
 		gap = func() error {
 			w.mu.Lock()
-			k.event(history.ReleaseGap, nil, nil)
-			goOn := make(chan struct{})
-			k.gap = goOn
+			k.event(history.ReleaseGap, nil)
+			resumed := make(chan struct{})
+			k.gap = resumed
 			w.mu.Unlock()
-			<-goOn
+			<-resumed
 			return nil
 		}
 	}
@@ -279,14 +279,14 @@ func (w *world) cast(i int, name string) {
 	w.workers[i] = k
 }
 
-func (w *world) play(st scenarios.Step) error {
+func (w *world) runStep(st scenarios.Step) error {
 	var k *worker
 	i := slices.IndexFunc(w.workers[:], func(k *worker) bool { return k != nil && k.name == st.Target })
 	if i >= 0 {
 		k = w.workers[i]
 	}
 	if st.Verb == "run" {
-		return w.until(k, st.Until)
+		return w.runUntil(k, st.Until)
 	}
 	names := st.From
 	if k == nil {
@@ -336,7 +336,7 @@ func (w *world) play(st scenarios.Step) error {
 		event() // before the target's next events
 	}
 	for _, st := range do {
-		w.quietly(st)
+		w.apply(st)
 	}
 	w.pass(settle)
 	if !undoes {
@@ -357,7 +357,7 @@ func (sys *System) server(name string) (n int, ok bool) {
 	return n - 1, ok && err == nil && 1 <= n && n <= sys.Servers
 }
 
-func (w *world) until(k *worker, report string) error {
+func (w *world) runUntil(k *worker, report string) error {
 	w.mu.Lock()
 	from := len(w.events)
 	if k.gap != nil {
@@ -382,12 +382,12 @@ func (w *world) until(k *worker, report string) error {
 			again = k.busy == ""
 			switch {
 			case !again:
-			case (report == history.BeforeWrite || report == history.Checked) && k.lease != nil && k.at == "read" && !k.said:
-				k.event(history.BeforeWrite, nil, func(e *history.Event) { e.Value = history.Append(k.ledger, k.name) })
-				k.said = true
-			case w.plays[k.name].Check && k.said && k.lease.Context().Err() == nil && !reported(history.Checked):
-				k.event(history.Checked, nil, nil)
-			case w.plays[k.name].Idle && k.lease != nil:
+			case (report == history.BeforeWrite || report == history.Checked) && k.lease != nil && k.at == "read" && !k.announced:
+				k.event(history.BeforeWrite, func(e *history.Event) { e.Value = history.Append(k.ledger, k.name) })
+				k.announced = true
+			case w.roles[k.name].Check && k.announced && k.lease.Context().Err() == nil && !reported(history.Checked):
+				k.event(history.Checked, nil)
+			case w.roles[k.name].Idle && k.lease != nil:
 				k.call(Release)
 			default:
 				k.call(Run)
@@ -398,5 +398,5 @@ func (w *world) until(k *worker, report string) error {
 			}
 		}
 	}
-	return fmt.Errorf("%s hasn't come so far", k.name)
+	return fmt.Errorf("%s has not reported %q", k.name, report)
 }

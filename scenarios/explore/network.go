@@ -28,16 +28,16 @@ type Client struct {
 	greeting int
 	latency  time.Duration // each client has its own, so that no two events coincide
 
-	mu      sync.Mutex
-	dead    bool
-	frozen  bool // what it sends stays in the process, what is sent to it in the network
-	freeze  int  // requests until it freezes; 0: never
-	flows   []fault
-	conns   []*conn
-	opened  int
-	asked   map[string]bool // requests of closed connections that had no reply
-	repeats int             // of these, sent again: the server may execute them twice
-	change  chan struct{}
+	mu         sync.Mutex
+	dead       bool
+	frozen     bool // what it sends stays in the process, what is sent to it in the network
+	freeze     int  // requests until it freezes; 0: never
+	flows      []fault
+	conns      []*conn
+	opened     int
+	unanswered map[string]bool // requests of closed connections that had no reply
+	repeats    int             // of these, sent again: the server may execute them twice
+	change     chan struct{}
 }
 
 // NewClient returns a client of real servers, which has no faults.
@@ -48,7 +48,7 @@ func NewClient(addrs []string, ttl time.Duration) *Client {
 }
 
 func newClient(servers int, dial func(server int) (net.Conn, error)) *Client {
-	return &Client{flows: make([]fault, servers), change: make(chan struct{}), asked: map[string]bool{}, dial: dial}
+	return &Client{flows: make([]fault, servers), change: make(chan struct{}), unanswered: map[string]bool{}, dial: dial}
 }
 
 type fault struct {
@@ -122,14 +122,14 @@ func (e clientEnd) SetReadDeadline(t time.Time) error {
 }
 
 type conn struct {
-	c       *Client
-	server  int
-	latency time.Duration
-	ends    [2]net.Conn
-	queues  [2][]message
-	broken  bool
-	closed  bool
-	asked   []byte // the last request, until a reply
+	c          *Client
+	server     int
+	latency    time.Duration
+	ends       [2]net.Conn
+	queues     [2][]message
+	broken     bool
+	closed     bool
+	unanswered []byte // the last request, until a reply
 	// greeting counts the messages left of the client's greeting, by direction.
 	greeting [2]int
 }
@@ -175,10 +175,10 @@ func (k *conn) arrive(dir int, b []byte) {
 		}
 		m.held, m.unsent = flow != pass, dir == requests && c.frozen
 		if b != nil && dir == requests {
-			k.asked = b
-			if c.asked[string(b)] {
+			k.unanswered = b
+			if c.unanswered[string(b)] {
 				c.repeats++
-				delete(c.asked, string(b))
+				delete(c.unanswered, string(b))
 			}
 		}
 		if b != nil && f.after[dir] > 0 {
@@ -211,7 +211,7 @@ func (k *conn) write(dir int) {
 			break
 		} else if err == nil && dir == replies {
 			k.c.mu.Lock()
-			k.asked = nil
+			k.unanswered = nil
 			k.c.mu.Unlock()
 		}
 	}
@@ -244,8 +244,8 @@ func (k *conn) next(dir int) (message, bool) {
 func (k *conn) close() {
 	k.c.mu.Lock()
 	k.closed = true
-	if k.asked != nil {
-		k.c.asked[string(k.asked)] = true
+	if k.unanswered != nil {
+		k.c.unanswered[string(k.unanswered)] = true
 	}
 	k.c.conns = slices.DeleteFunc(k.c.conns, func(o *conn) bool { return o == k })
 	k.c.changed()

@@ -107,20 +107,20 @@ func Parse(text string) (Schedule, error) {
 func parseStep(words []string) (Step, error) {
 	st := Step{Verb: Verb(words[0])}
 	if !slices.Contains(Verbs(), st.Verb) {
-		return st, fmt.Errorf("there is no verb %q; there are %v", st.Verb, Verbs())
+		return st, fmt.Errorf("unknown verb %q; the verbs are %v", st.Verb, Verbs())
 	}
-	sound, rest := true, words[1:]
+	ok, rest := true, words[1:]
 	for arg := range strings.FieldsSeq(st.Verb.args()) {
 		switch {
 		case len(rest) > 0:
-			sound, rest = sound && st.set(strings.Trim(arg, "[]"), rest[0]), rest[1:]
+			ok, rest = ok && st.set(strings.Trim(arg, "[]"), rest[0]), rest[1:]
 		case arg == "[server]":
 			st.Server = All
 		default:
-			sound = sound && arg == "[n]"
+			ok = ok && arg == "[n]"
 		}
 	}
-	if !sound || len(rest) > 0 {
+	if !ok || len(rest) > 0 {
 		return st, fmt.Errorf("want %s %s; a worker is A to %s, servers count from 0, a duration is as in 1.5s", st.Verb, st.Verb.args(), name(MaxWorkers-1))
 	}
 	return st, nil
@@ -145,14 +145,14 @@ func (st *Step) set(arg, word string) bool {
 // MaxWorkers is the maximum number of workers in a schedule.
 const MaxWorkers = 5
 
-// letter is a verb, its arguments (optional ones in brackets) and its frequency.
-type letter struct {
+// verbSpec is a verb, its arguments (optional ones in brackets) and its frequency.
+type verbSpec struct {
 	Verb
 	takes  string
 	weight int
 }
 
-var alphabet = []letter{
+var verbSpecs = []verbSpec{
 	{Run, "worker", 40},
 	{Try, "worker", 4},
 	{Renew, "worker", 4},
@@ -180,13 +180,13 @@ var alphabet = []letter{
 }
 
 func (v Verb) args() string {
-	return alphabet[slices.Index(Verbs(), v)].takes
+	return verbSpecs[slices.Index(Verbs(), v)].takes
 }
 
 // Verbs returns all verbs.
 func Verbs() []Verb {
-	all := make([]Verb, len(alphabet))
-	for i, l := range alphabet {
+	all := make([]Verb, len(verbSpecs))
+	for i, l := range verbSpecs {
 		all[i] = l.Verb
 	}
 	return all
@@ -201,12 +201,12 @@ func (sys *System) Random(seed uint64, n int) Schedule {
 		g.workers = MaxWorkers - g.IntN(2)
 	}
 	calm := g.IntN(4) == 0 // the shorter System.Wait then applies
-	for _, l := range alphabet {
+	for _, l := range verbSpecs {
 		skip := calm && (needsServer(l.Verb) || l.Verb == Kill || l.Verb == Pause)
 		if skip || slices.Contains(sys.Without, l.Verb) || g.IntN(4) == 0 && l.Verb != Run { // with fewer verbs a schedule gets further
 			continue
 		}
-		g.letters = append(g.letters, l)
+		g.specs = append(g.specs, l)
 	}
 	var s Schedule
 	for i := range g.workers {
@@ -232,21 +232,21 @@ type generator struct {
 	*System
 	*rand.Rand
 	workers int
-	letters []letter
+	specs   []verbSpec
 }
 
 // pick returns a random verb, of those given if any; Run if the schedule uses none of them.
 func (g *generator) pick(of ...Verb) Verb {
-	letters := slices.DeleteFunc(slices.Clone(g.letters), func(l letter) bool { return len(of) > 0 && !slices.Contains(of, l.Verb) })
+	specs := slices.DeleteFunc(slices.Clone(g.specs), func(l verbSpec) bool { return len(of) > 0 && !slices.Contains(of, l.Verb) })
 	total := 0
-	for _, l := range letters {
+	for _, l := range specs {
 		total += l.weight
 	}
 	if total == 0 {
 		return Run
 	}
 	at := g.IntN(total)
-	for _, l := range letters {
+	for _, l := range specs {
 		if at -= l.weight; at < 0 {
 			return l.Verb
 		}

@@ -15,7 +15,7 @@ func TestParse(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, text, s.String())
 	for bad, want := range map[string]string{
-		"fly A":       `line 1, "fly A": there is no verb "fly"; there are [run try`,
+		"fly A":       `line 1, "fly A": unknown verb "fly"; the verbs are [run try`,
 		"run A\nrun":  `line 2, "run": want run worker; a worker is A to E`,
 		"run AB":      `want run worker`,
 		"run F":       `want run worker`,

@@ -1,6 +1,7 @@
 package explore
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -52,10 +53,7 @@ func (sys *System) Explore(t *testing.T, o Options) *Report {
 	start := time.Now()
 	rep := &Report{Name: sys.Name, Met: map[string]Verb{}}
 	defer func() { rep.Took = time.Since(start) }()
-	steps := o.Steps
-	if steps == 0 {
-		steps = 24
-	}
+	steps := cmp.Or(o.Steps, 24)
 	found := 0
 	for logged := start; o.For == 0 && rep.Schedules < o.Schedules || o.For > 0 && time.Since(start) < o.For; rep.Schedules++ {
 		seed := o.Seed + uint64(rep.Schedules)

@@ -149,7 +149,7 @@ func Decode(r io.Reader) ([]Event, error) {
 			return nil, fmt.Errorf("history: line %d: %w", n, err)
 		}
 		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-			return nil, fmt.Errorf("history: line %d: there is more after the event", n)
+			return nil, fmt.Errorf("history: line %d: unexpected data after the event", n)
 		}
 		events = append(events, e)
 	}

@@ -54,8 +54,8 @@ func TestDecodeNamesTheLine(t *testing.T) {
 		"cut off":        {good + good + `{"kind":"en`, "line 3: unexpected EOF"},
 		"no JSON":        {"# a comment\n" + good, "line 1: invalid character '#'"},
 		"blank lines":    {"\n\n" + `{"kind":1}`, "line 3: json: cannot unmarshal number"},
-		"two events":     {good + `{"kind":"end"}{"kind":"end"}`, "line 2: there is more after the event"},
-		"one brace more": {`{"kind":"end"}}`, "line 1: there is more after the event"},
+		"two events":     {good + `{"kind":"end"}{"kind":"end"}`, "line 2: unexpected data after the event"},
+		"one brace more": {`{"kind":"end"}}`, "line 1: unexpected data after the event"},
 		"negative token": {`{"kind":"report","token":-1}`, "line 1: json: cannot unmarshal number -1"},
 		"token too big":  {`{"kind":"report","token":18446744073709551616}`, "line 1: json: cannot unmarshal number"},
 		"bad duration":   {good + `{"kind":"report","ttl":"soon"}`, "line 2: time: invalid duration"},
@@ -118,7 +118,7 @@ func TestVerdict(t *testing.T) {
 	require.Equal(t, "Verdict(-1)", history.Verdict(-1).String())
 	v := history.Violated
 	for _, text := range []string{"", "Safe", "fine", "Verdict(1)"} {
-		require.ErrorContains(t, v.UnmarshalText([]byte(text)), "there are [inconclusive safe violated]")
+		require.ErrorContains(t, v.UnmarshalText([]byte(text)), "the verdicts are [inconclusive safe violated]")
 		require.Equal(t, history.Violated, v, "an error leaves the verdict alone")
 	}
 }

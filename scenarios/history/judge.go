@@ -67,7 +67,7 @@ func (f fence) String() string {
 func Judge(events []Event) Result {
 	j := judge{
 		keys: map[string]*keyState{}, ended: map[string]bool{}, holders: map[holder]bool{}, holding: map[string]bool{},
-		answers: map[answer]int{},
+		unreported: map[reply]int{},
 	}
 	j.structure(events)
 	for i := range events {
@@ -90,18 +90,18 @@ type judge struct {
 	violations, objections []string
 	doubts                 []string // recorded: why the hazard did not happen
 
-	fencing Fencing
-	keys    map[string]*keyState
-	ended   map[string]bool
-	lock    string // of the last grant
-	granted int
-	grants  []uint64 // the grants' tokens, in order, without zeros
-	holders map[holder]bool
-	holding map[string]bool // between grant and release
-	answers map[answer]int  // decisions that no worker has reported yet
-	refused int             // since the resource's last start
-	late    bool            // a holder acted after a grant of a greater token, or died before its successor's grant
-	orphan  bool            // the holder of the last grant died
+	fencing    Fencing
+	keys       map[string]*keyState
+	ended      map[string]bool
+	lock       string // of the last grant
+	granted    int
+	grants     []uint64 // the grants' tokens, in order, without zeros
+	holders    map[holder]bool
+	holding    map[string]bool // between grant and release
+	unreported map[reply]int   // decisions that no worker has reported yet
+	refused    int             // since the resource's last start
+	late       bool            // a holder acted after a grant of a greater token, or died before its successor's grant
+	orphan     bool            // the holder of the last grant died
 
 	named      bool
 	declared   []string
@@ -116,7 +116,7 @@ type holder struct {
 	token uint64
 }
 
-type answer struct {
+type reply struct {
 	op       string
 	token    uint64
 	accepted bool
@@ -150,7 +150,7 @@ func (j *judge) structure(events []Event) {
 		return
 	}
 	if run := events[0].Run; events[0].Kind != KindRun || run == nil {
-		j.object("the history doesn't begin with what was run")
+		j.object("the history doesn't begin with a run event")
 	} else {
 		j.begin(run)
 	}
@@ -172,7 +172,7 @@ func (j *judge) begin(run *Run) {
 	case FencingOff, FencingWrites, FencingOn:
 		j.fencing = run.Fencing
 	default:
-		j.object("there is no fencing mode %q", run.Fencing)
+		j.object("unknown fencing mode %q", run.Fencing)
 	}
 	for _, name := range run.Workers {
 		j.ended[name] = false
@@ -187,7 +187,7 @@ var actors = map[Kind]string{KindDecision: "resource", KindFault: "controller", 
 
 func (j *judge) event(e *Event) {
 	if only, ok := actors[e.Kind]; ok && e.Actor != only {
-		j.object("a %s is %q's, and should be the %s's", e.Kind, e.Actor, only)
+		j.object("a %s comes from %q, not from the %s", e.Kind, e.Actor, only)
 	}
 	switch e.Kind {
 	case KindRun, KindEnd:
@@ -222,7 +222,7 @@ func (j *judge) fault(e *Event) {
 
 func (j *judge) report(e *Event) {
 	if _, known := j.ended[e.Actor]; j.named && !known {
-		j.object("%s is none of the run's workers", e.Actor)
+		j.object("%s is not one of the run's workers", e.Actor)
 	}
 	if j.ended[e.Actor] {
 		j.object("%s reports %s after its end", e.Actor, e.Name)
@@ -239,13 +239,13 @@ func (j *judge) report(e *Event) {
 	case Acquired:
 		j.grant(e)
 	case Read:
-		j.told(e, answer{"read", e.Token, true, e.Value})
+		j.reported(e, reply{"read", e.Token, true, e.Value})
 	case ReadStale:
-		j.told(e, answer{op: "read", token: e.Token})
+		j.reported(e, reply{op: "read", token: e.Token})
 	case Wrote:
-		j.told(e, answer{"write", e.Token, true, e.Value})
+		j.reported(e, reply{"write", e.Token, true, e.Value})
 	case WriteStale:
-		j.told(e, answer{op: "write", token: e.Token})
+		j.reported(e, reply{op: "write", token: e.Token})
 	case ReleaseLost:
 		j.late = j.late || j.superseded(e.Token)
 		delete(j.holding, e.Actor)
@@ -281,7 +281,7 @@ func (j *judge) grant(e *Event) {
 		}
 	}
 	if j.granted > 0 && e.Key != j.lock {
-		j.object("%s was granted the lock of %q, and others that of %q: they don't keep each other out", e.Actor, e.Key, j.lock)
+		j.object("%s was granted the lock of %q, and others that of %q: these don't exclude each other", e.Actor, e.Key, j.lock)
 	}
 	j.lock = e.Key
 	j.granted++
@@ -294,15 +294,15 @@ func (j *judge) grant(e *Event) {
 	j.last = e.Actor
 }
 
-func (j *judge) told(e *Event, a answer) {
-	if (a.op == "read" || j.fencing == FencingOff) && j.answers[a] == 0 {
+func (j *judge) reported(e *Event, a reply) {
+	if (a.op == "read" || j.fencing == FencingOff) && j.unreported[a] == 0 {
 		a.token = 0 // unfenced reads and clients without fencing send none
 	}
-	if j.answers[a] == 0 {
+	if j.unreported[a] == 0 {
 		j.object("%s reports %s with token %d, but the resource's decision is missing", e.Actor, e.Name, e.Token)
 		return
 	}
-	j.answers[a]--
+	j.unreported[a]--
 }
 
 func (j *judge) superseded(token uint64) bool {
@@ -332,9 +332,9 @@ func (j *judge) decision(e *Event) {
 	case !fenced && e.Enforced && j.fencing != "":
 		j.object("the resource checked a %s's fence, with fencing %s", e.Op, j.fencing)
 	}
-	j.knows(k, fence{e.Seen, e.SeenSeq})
+	j.checkSeen(k, fence{e.Seen, e.SeenSeq})
 	j.late = j.late || j.superseded(e.Token)
-	a := answer{op: e.Op, token: e.Token, accepted: e.Accepted}
+	a := reply{op: e.Op, token: e.Token, accepted: e.Accepted}
 	if e.Accepted {
 		a.ledger = e.Value
 	} else {
@@ -344,7 +344,7 @@ func (j *judge) decision(e *Event) {
 			j.note("the last to be granted the lock was refused a %s: its token %d is behind %d", e.Op, e.Token, e.Seen)
 		}
 	}
-	j.answers[a]++
+	j.unreported[a]++
 	got := fence{e.Token, e.Seq}
 	switch {
 	case e.Op != "read" && e.Op != "write":
@@ -358,16 +358,16 @@ func (j *judge) decision(e *Event) {
 	}
 }
 
-func (j *judge) knows(k *keyState, said fence) {
+func (j *judge) checkSeen(k *keyState, seen fence) {
 	switch {
-	case said == k.max:
-	case said.after(k.max):
+	case seen == k.max:
+	case seen.after(k.max):
 		k.gap = true
-		j.object("the resource knows fence %v, of which the history has nothing", said)
+		j.object("the resource has accepted fence %v, which is not in the history", seen)
 	case !j.fenced(): // it need not keep them
-		j.object("the resource had accepted fence %v, and later knew of %v only", k.max, said)
+		j.object("the resource had accepted fence %v, and later reported only %v", k.max, seen)
 	default:
-		j.violate("the resource forgot a fence: it had accepted %v, and later knew of %v only", k.max, said)
+		j.violate("the resource forgot a fence: it had accepted %v, and later reported only %v", k.max, seen)
 	}
 }
 
@@ -444,11 +444,11 @@ func (j *judge) compare(k *keyState, where, base, whole string) {
 	}
 	for i, w := range there {
 		if slices.Contains(there[:i], w) {
-			j.violate("entry %s is twice in %s", w, where)
+			j.violate("entry %s appears twice in %s", w, where)
 		}
 	}
 	if base != k.ledger {
-		j.object("%s has %q where the last accepted write has left %q", where, base, k.ledger)
+		j.object("%s has %q where the last accepted write left %q", where, base, k.ledger)
 	}
 }
 
@@ -458,7 +458,7 @@ func (j *judge) final(e *Event) {
 		j.object("%q has several final values", e.Key)
 	}
 	k.final = true
-	j.knows(k, fence{e.Seen, e.SeenSeq})
+	j.checkSeen(k, fence{e.Seen, e.SeenSeq})
 	j.compare(k, "the final value", e.Value, e.Value)
 	if e.Refusals != j.refused {
 		j.object("the resource counts %d refusals since it was started, the history has %d", e.Refusals, j.refused)
@@ -473,13 +473,13 @@ func (j *judge) end() {
 	for _, name := range slices.Sorted(maps.Keys(j.keys)) {
 		written = written || j.keys[name].written
 		if !j.keys[name].final {
-			j.object("what %q holds at the end is not known", name)
+			j.object("%q has no final value", name)
 		}
 	}
 	if len(j.keys) > 1 {
 		for _, name := range slices.Sorted(maps.Keys(j.keys)) {
 			if !slices.Contains(j.declared, name) {
-				j.object("the history is about %d keys, and the run doesn't say that %q is one", len(j.keys), name)
+				j.object("the history covers %d keys, but the run doesn't declare %q", len(j.keys), name)
 			}
 		}
 	}
@@ -509,7 +509,7 @@ func (j *judge) end() {
 	}
 	switch {
 	case j.tokensLost && !j.regressed:
-		j.object("the lock's tokens grew all the same: the hazard did not occur")
+		j.object("the lock's tokens never regressed: the hazard did not occur")
 	case !acted:
 		j.object("no holder acted after its successor's grant: the hazard did not occur")
 	}

@@ -401,7 +401,7 @@ func TestJudgeComparesSeq(t *testing.T) {
 		want  string
 	}{
 		{[]history.Event{decision("write", 3, 3, "B\nB2\n")}, "a stale write was accepted: fence 2.3 after 2.3"},
-		{[]history.Event{decision("write", 4, 1, "B\nB2\n")}, "the resource forgot a fence: it had accepted 2.3, and later knew of 2 only"},
+		{[]history.Event{decision("write", 4, 1, "B\nB2\n")}, "the resource forgot a fence: it had accepted 2.3, and later reported only 2"},
 		{[]history.Event{decision("read", 5, 3, "B\n"), decision("write", 4, 5, "B\nB2\n")}, "a stale write was accepted: fence 2.4 after 2.5"},
 	} {
 		events := load(t, "safe-late-write-refused")

@@ -31,7 +31,7 @@ func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil 
 func (v *Verdict) UnmarshalText(b []byte) error {
 	i := slices.Index(verdictNames[:], string(b))
 	if i < 0 {
-		return fmt.Errorf("history: there is no verdict %q; there are %v", b, verdictNames)
+		return fmt.Errorf("history: unknown verdict %q; the verdicts are %v", b, verdictNames)
 	}
 	*v = Verdict(i)
 	return nil

@@ -30,12 +30,12 @@ func (c *Config) Check(broken Breach, distinct bool) (states int, shortest []Ste
 			if step.State.Broken&broken == 0 {
 				continue
 			}
-			way := []string{key}
+			path := []string{key}
 			for i := at; i > 0; i = visits[i].parent {
-				way = append(way, visits[i].key)
+				path = append(path, visits[i].key)
 			}
 			s = State{}
-			for _, key := range slices.Backward(way) { // again, for the names of workers, which keys lack
+			for _, key := range slices.Backward(path) { // again, for the names of workers, which keys lack
 				steps := c.Next(s)
 				i := slices.IndexFunc(steps, func(step Step) bool { return step.State.key(distinct) == key })
 				shortest = append(shortest, steps[i])
@@ -48,13 +48,13 @@ func (c *Config) Check(broken Breach, distinct bool) (states int, shortest []Ste
 }
 
 func (s *State) key(distinct bool) string {
-	var room [MaxWorkers][32]byte
+	var buf [MaxWorkers][32]byte
 	var workers [MaxWorkers][]byte
 	for i, w := range s.Workers {
-		workers[i] = room[i][:1]
+		workers[i] = buf[i][:1]
 		if w.Phase != Idle {
 			live := map[bool]int{true: 1}[w.Live]
-			workers[i] = pack(room[i][:0], w.Ledger, int(w.Phase), live, w.Grant, w.Fence.Token, w.Fence.Seq)
+			workers[i] = pack(buf[i][:0], w.Ledger, int(w.Phase), live, w.Grant, w.Fence.Token, w.Fence.Seq)
 		}
 	}
 	if !distinct {

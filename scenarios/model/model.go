@@ -1,5 +1,5 @@
 // Package model is the protocol of lock and fence, small enough to visit every state. There is no clock: a lease may expire at
-// any time, and its holder isn't told. Paused and killed workers take no steps.
+// any time, and its holder is not notified. Paused and killed workers take no steps.
 package model
 
 import (
@@ -128,19 +128,19 @@ const (
 
 // Step is an event and the state after it.
 type Step struct {
-	Verb    Verb
-	Worker  int  // -1: none that still waits for the reply
-	Unheard bool // the worker gets no reply
-	Fence   Fence
-	Value   string
-	State   State
+	Verb      Verb
+	Worker    int  // -1: none that still waits for the reply
+	ReplyLost bool // the worker gets no reply
+	Fence     Fence
+	Value     string
+	State     State
 }
 
 func (s Step) String() string {
 	line := strings.NewReplacer("WHO", string(rune('A'+s.Worker)), "TOKEN", strconv.Itoa(s.Fence.Token),
 		"FENCE", s.Fence.String(), "VALUE", fmt.Sprint(history.Entries(s.Value))).Replace(string(s.Verb))
-	if s.Unheard && s.Worker >= 0 {
-		line += "; the answer is lost"
+	if s.ReplyLost && s.Worker >= 0 {
+		line += "; the reply is lost"
 	}
 	if s.State.Broken != 0 {
 		line += ": " + s.State.Broken.String()

@@ -14,7 +14,7 @@ import (
 // breaches common to all possible runs, or an error that names the event that the model forbids.
 func (c Config) Replay(events []history.Event) (Breach, error) {
 	if len(events) == 0 || events[0].Run == nil {
-		return 0, fmt.Errorf("event 1: the history doesn't say what was run")
+		return 0, fmt.Errorf("event 1: the history doesn't begin with a run event")
 	}
 	c.Fencing, c.Regress = events[0].Run.Fencing, events[0].Run.TokensLost
 	c.Writes = math.MaxInt
@@ -24,7 +24,7 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 		switch {
 		case e.Kind == history.KindDecision, e.Kind == history.KindFinal:
 			keys[e.Key] = true
-			r.told = r.told || e.Token != 0
+			r.hasTokens = r.hasTokens || e.Token != 0
 		case e.Name == history.Acquired:
 			tokens[e.Token] = true
 		}
@@ -45,7 +45,7 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 		}
 		broken |= b
 	}
-	if !r.told {
+	if !r.hasTokens {
 		broken &^= StaleWrite
 	}
 	return broken, nil
@@ -53,12 +53,12 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 
 type replay struct {
 	Config
-	key     string
-	alone   bool     // the only key: workers' reports are about it
-	told    bool     // the store got tokens
-	tokens  []uint64 // the model uses their ranks
-	workers []string
-	gone    []string
+	key       string
+	alone     bool     // the only key: workers' reports are about it
+	hasTokens bool     // the store got tokens
+	tokens    []uint64 // the model uses their ranks
+	workers   []string
+	ended     []string
 }
 
 // point is a possible state, with replies that workers have not reported yet.
@@ -77,7 +77,7 @@ func (p *point) key() string {
 
 func (r *replay) follow(events []history.Event) (Breach, error) {
 	points := map[string]point{"": {}}
-	r.workers, r.gone = nil, nil
+	r.workers, r.ended = nil, nil
 	for i := range events {
 		next := map[string]point{}
 		for _, p := range points {
@@ -90,9 +90,9 @@ func (r *replay) follow(events []history.Event) (Breach, error) {
 		points = next
 		switch e := &events[i]; {
 		case e.Kind == history.KindReport && (e.Name == history.Done || e.Name == history.Failed):
-			r.gone = append(r.gone, e.Actor)
+			r.ended = append(r.ended, e.Actor)
 		case kills(e):
-			r.gone = append(r.gone, e.Target)
+			r.ended = append(r.ended, e.Target)
 		}
 	}
 	broken := ^Breach(0)
@@ -110,15 +110,15 @@ func kills(e *history.Event) bool {
 // explain adds to next the states that e may lead to from p. Expiry and sending happen without an event, but only when they
 // matter: before a grant or a release, and before a decision.
 func (r *replay) explain(e *history.Event, p point, next map[string]point) {
-	heard := p // possible changes unreported
-	ok, wanted := r.possible(e, &heard)
+	after := p // possible clears the reply that e reports
+	ok, wanted := r.possible(e, &after)
 	if wanted == nil {
 		if ok {
-			next[heard.key()] = heard
+			next[after.key()] = after
 		}
 		return
 	}
-	r.Workers, r.Grants = min(len(r.workers), MaxWorkers), 0 // other workers and grants aren't worth following
+	r.Workers, r.Grants = min(len(r.workers), MaxWorkers), 0 // other workers and grants do not matter
 	if e.Name == history.Acquired {
 		r.Grants = math.MaxInt
 	}
@@ -131,7 +131,7 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 		if !ok || !wanted(&step) {
 			continue
 		}
-		if i := step.Worker; i >= 0 && !step.Unheard {
+		if i := step.Worker; i >= 0 && !step.ReplyLost {
 			q.unreported[i] = step.Verb
 			if step.Verb == Refuse && q.Workers[i].Phase == Ready { // the repeat of an accepted write
 				q.unreported[i] = Accept
@@ -144,7 +144,7 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 // possible reports whether e can happen at p, and as which steps; nil: it changes nothing.
 func (r *replay) possible(e *history.Event, p *point) (ok bool, wanted func(*Step) bool) {
 	token, seen := slices.Index(r.tokens, e.Token), slices.Index(r.tokens, e.Seen)
-	remembers := !r.told || p.Seen == Fence{seen, int(e.SeenSeq)}
+	remembers := !r.hasTokens || p.Seen == Fence{seen, int(e.SeenSeq)}
 	switch e.Kind {
 	case history.KindRun, history.KindDoubt, history.KindEnd:
 		return true, nil
@@ -166,7 +166,7 @@ func (r *replay) possible(e *history.Event, p *point) (ok bool, wanted func(*Ste
 		verbs := map[string][2]Verb{"read": {ReadRefused, Read}, "write": {Refuse, Accept}}[e.Op]
 		verb := verbs[map[bool]int{true: 1}[e.Accepted]]
 		return remembers && e.Enforced == fenced && (e.Token != 0 || !fenced), func(s *Step) bool {
-			carried := s.Fence.Token == token && (read || s.Fence.Seq == int(e.Seq)) || e.Token == 0 && (read || !r.told)
+			carried := s.Fence.Token == token && (read || s.Fence.Seq == int(e.Seq)) || e.Token == 0 && (read || !r.hasTokens)
 			return s.Verb == verb && carried && (s.Value == e.Value || verb == ReadRefused)
 		}
 	}
@@ -179,7 +179,7 @@ func (r *replay) report(e *history.Event, p *point, token int) (ok bool, wanted 
 		i = len(r.workers)
 		r.workers = append(r.workers, e.Actor)
 	}
-	if i >= MaxWorkers || slices.Contains(r.gone, e.Actor) {
+	if i >= MaxWorkers || slices.Contains(r.ended, e.Actor) {
 		return false, nil
 	}
 	w := p.Workers[i]
@@ -217,7 +217,7 @@ func (r *replay) report(e *history.Event, p *point, token int) (ok bool, wanted 
 	case history.Sent:
 		return w.Phase == Waiting, nil
 	}
-	heard := verb != "" && p.unreported[i] == verb && (e.Value == w.Ledger || e.Value == "")
+	matches := verb != "" && p.unreported[i] == verb && (e.Value == w.Ledger || e.Value == "")
 	p.unreported[i] = ""
-	return heard, nil
+	return matches, nil
 }

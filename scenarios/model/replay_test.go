@@ -114,7 +114,7 @@ func record(c Config, steps []Step) []history.Event {
 			worker.Name, worker.Value = history.BeforeWrite, step.Value
 		case Accept, Refuse:
 			worker.Name = history.WriteStale
-			if !step.Unheard && step.State.Workers[step.Worker].Phase == Ready {
+			if !step.ReplyLost && step.State.Workers[step.Worker].Phase == Ready {
 				worker.Name, worker.Value = history.Wrote, step.Value
 			}
 		case Release:
@@ -135,7 +135,7 @@ func record(c Config, steps []Step) []history.Event {
 				refused++
 			}
 		}
-		if worker.Name != "" && !step.Unheard {
+		if worker.Name != "" && !step.ReplyLost {
 			events = append(events, worker)
 		}
 		was = step.State
@@ -154,7 +154,7 @@ func run(c Config, told bool, seed uint64) (steps []Step, end State) {
 	take := func(step Step) { steps, end = append(steps, step), step.State }
 	for range 30 {
 		next := slices.DeleteFunc(c.Next(end), func(step Step) bool {
-			return told && (step.Unheard || step.Verb == Release || step.Verb == Read && end.Workers[step.Worker].Phase == Ready)
+			return told && (step.ReplyLost || step.Verb == Release || step.Verb == Read && end.Workers[step.Worker].Phase == Ready)
 		})
 		take(next[random.IntN(len(next))])
 	}

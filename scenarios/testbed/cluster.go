@@ -48,32 +48,32 @@ func (c *Cluster) shut() error {
 	return errors.Join(errs...)
 }
 
-// Leader polls the servers, except those in but, until exactly one says that it leads. One that is frozen or cut off may still
-// believe so. If there are no leaders, the error matches [errors.ErrUnsupported].
+// Leader polls the servers, except those in but, until exactly one claims to lead. One that is frozen or cut off may still
+// do so. If there are no leaders, the error matches [errors.ErrUnsupported].
 func (c *Cluster) Leader(ctx context.Context, but ...*Server) (leader *Server, err error) {
 	leads := c.Servers[0].serverType.leads
 	if leads == nil {
 		return nil, fmt.Errorf("testbed: %s has no leader: %w", c.Servers[0].serverType.title, errors.ErrUnsupported)
 	}
 	err = poll(ctx, func(ctx context.Context) error {
-		said := make([]bool, len(c.Servers))
+		claims := make([]bool, len(c.Servers))
 		errs := make([]error, len(c.Servers))
 		each(c.Servers, func(i int, s *Server) {
 			if !slices.Contains(but, s) {
-				said[i], errs[i] = leads(ctx, s.Addr)
+				claims[i], errs[i] = leads(ctx, s.Addr)
 			}
 		})
 		leader = nil
 		for i, s := range c.Servers {
-			if said[i] && leader != nil {
-				return fmt.Errorf("%s and %s both say that they lead", leader.Name, s.Name)
+			if claims[i] && leader != nil {
+				return fmt.Errorf("%s and %s both claim to lead", leader.Name, s.Name)
 			}
-			if said[i] {
+			if claims[i] {
 				leader = s
 			}
 		}
 		if leader == nil {
-			return errors.Join(append(errs, errors.New("none says that it leads"))...)
+			return errors.Join(append(errs, errors.New("no server claims to lead"))...)
 		}
 		return nil
 	})
@@ -86,7 +86,7 @@ func (c *Cluster) Leader(ctx context.Context, but ...*Server) (leader *Server, e
 // Isolate cuts a server off from its cluster, but not from clients. Without containers the error matches [errors.ErrUnsupported].
 func (c *Cluster) Isolate(ctx context.Context, s *Server) (faults.Heal, error) {
 	if !slices.Contains(c.Servers, s) {
-		return nil, fmt.Errorf("testbed: isolate %s: it is not of this cluster", s.Name)
+		return nil, fmt.Errorf("testbed: isolate %s: it is not a member of this cluster", s.Name)
 	}
 	box, ok := s.host.(*container)
 	if !ok || box.network == "" {
@@ -94,7 +94,7 @@ func (c *Cluster) Isolate(ctx context.Context, s *Server) (faults.Heal, error) {
 	}
 	err := s.change(ctx, "isolate", func(ctx context.Context) error {
 		if box.networks[box.network] == "" {
-			return errors.New("it is isolated already")
+			return errors.New("it is already isolated")
 		}
 		return box.disconnect(ctx, box.network)
 	})

@@ -21,7 +21,9 @@ var consul = serverType{
 const ConsulMinSession = 10 * time.Millisecond
 
 // StartConsul starts a single Consul server. Sessions end after twice their TTL.
-func StartConsul(ctx context.Context, o *Options) (*Server, error) { return startOne(ctx, &consul, o) }
+func StartConsul(ctx context.Context, o *Options) (*Server, error) {
+	return startSingle(ctx, &consul, o)
+}
 
 func consulCommand(_ context.Context, at placement) (command, error) {
 	ports := at.me().Ports
@@ -42,15 +44,15 @@ func consulCommand(_ context.Context, at placement) (command, error) {
 
 func consulReady(ctx context.Context, addr, _ string, _ bool) (version string, err error) {
 	var session struct{ ID string }
-	if err := askJSON(ctx, http.MethodPut, addr, "/v1/session/create", &session); err != nil {
+	if err := requestJSON(ctx, http.MethodPut, addr, "/v1/session/create", &session); err != nil {
 		return "", err
 	}
 	var removed bool
-	if err := askJSON(ctx, http.MethodPut, addr, "/v1/session/destroy/"+session.ID, &removed); err != nil {
+	if err := requestJSON(ctx, http.MethodPut, addr, "/v1/session/destroy/"+session.ID, &removed); err != nil {
 		return "", err
 	}
 	var self struct{ Config struct{ Version string } }
-	if err := askJSON(ctx, http.MethodGet, addr, "/v1/agent/self", &self); err != nil {
+	if err := requestJSON(ctx, http.MethodGet, addr, "/v1/agent/self", &self); err != nil {
 		return "", err
 	}
 	if self.Config.Version == "" {

@@ -77,7 +77,7 @@ func dialEngine(ctx context.Context) (*testcontainers.DockerProvider, error) {
 		return nil, fmt.Errorf("no Docker engine answered within %v: %w", engineTimeout, context.Cause(ctx))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("no Docker engine answers (%s): install or start Docker; docker version tells more",
+		return nil, fmt.Errorf("no Docker engine answers (%s): install or start Docker; run docker version for details",
 			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	engine := provider.(*testcontainers.DockerProvider)
@@ -143,7 +143,7 @@ func publishedAt(ctx context.Context, engine *testcontainers.DockerProvider) (st
 	}
 	info, err := engine.Client().Info(ctx, client.InfoOptions{})
 	if err != nil {
-		return "", fmt.Errorf("ask the Docker engine for its host's name: %w", err)
+		return "", fmt.Errorf("get the host name of the Docker engine: %w", err)
 	}
 	if name, err := os.Hostname(); err == nil && info.Info.Name == name {
 		return loopback, nil
@@ -197,17 +197,17 @@ func (c *containers) remove() error {
 		}
 	}
 	_, err := c.docker.NetworkRemove(ctx, c.network, client.NetworkRemoveOptions{})
-	return leftBehind(err, "network rm", c.network)
+	return removeError(err, "network rm", c.network)
 }
 
-func leftBehind(err error, command, id string) error {
+func removeError(err error, command, id string) error {
 	if err == nil || cerrdefs.IsNotFound(err) {
 		return nil
 	}
 	return fmt.Errorf("testbed: remove it by hand: docker %s %s: %w", command, id, err)
 }
 
-func (c *container) place() placement {
+func (c *container) placement() placement {
 	return placement{Provider: Containers, Dir: c.group.data, Listen: "0.0.0.0"}
 }
 
@@ -266,7 +266,7 @@ func (c *container) pull(ctx context.Context, image string) error {
 	}
 	const get = `sudo env PATH="$PATH" make images`
 	missing := func(err error) error { return &MissingError{c.group.title + " image", get, err} }
-	if strings.HasPrefix(image, "fencelab/") { // a registry's would be somebody else's
+	if strings.HasPrefix(image, "fencelab/") { // never from a registry: the name there is not ours
 		return missing(fmt.Errorf("the engine lacks the image %s: %s", image, get))
 	}
 	_, _ = fmt.Fprintf(c.progress, "testbed: pulling the image %s\n", image)
@@ -337,7 +337,7 @@ func (c *container) run(ctx context.Context, image string, cmd command) error {
 	return err
 }
 
-func (c *container) once(ctx context.Context, cmd command) error {
+func (c *container) runOnce(ctx context.Context, cmd command) error {
 	if err := c.start(ctx, cmd); err != nil {
 		return err
 	}
@@ -345,7 +345,7 @@ func (c *container) once(ctx context.Context, cmd command) error {
 	select {
 	case r := <-wait.Result:
 		if r.StatusCode != 0 {
-			return c.ended(ctx)
+			return c.exitError(ctx)
 		}
 	case err := <-wait.Error:
 		return fmt.Errorf("wait for the container's end: %w", err)
@@ -399,7 +399,7 @@ func (c *container) wipe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
 	_, err := c.docker.VolumeRemove(ctx, c.volume, client.VolumeRemoveOptions{Force: true})
-	return leftBehind(err, "volume rm", c.volume)
+	return removeError(err, "volume rm", c.volume)
 }
 
 func (c *container) remove(ctx context.Context) error { return errors.Join(c.wipe(ctx), c.release()) }
@@ -412,7 +412,7 @@ func (c *container) removeContainer(ctx context.Context) error {
 	defer cancel()
 	id := c.made.GetContainerID()
 	_, err := c.docker.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-	if err := leftBehind(err, "rm -f", id); err != nil {
+	if err := removeError(err, "rm -f", id); err != nil {
 		return err
 	}
 	c.made = nil
@@ -421,7 +421,7 @@ func (c *container) removeContainer(ctx context.Context) error {
 
 func (c *container) addr() string { return net.JoinHostPort(c.host, strconv.Itoa(c.hostPort)) }
 
-func (c *container) ended(ctx context.Context) error {
+func (c *container) exitError(ctx context.Context) error {
 	state, err := c.made.State(ctx)
 	if err != nil || state.Running {
 		return err

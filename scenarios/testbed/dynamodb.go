@@ -22,5 +22,5 @@ var dynamoDB = serverType{
 // StartDynamoDB starts an imitation of DynamoDB: minidyn as a local process, Amazon's DynamoDB Local in a container. Both keep
 // everything in memory. Version is the server's name.
 func StartDynamoDB(ctx context.Context, o *Options) (*Server, error) {
-	return startOne(ctx, &dynamoDB, o)
+	return startSingle(ctx, &dynamoDB, o)
 }

@@ -19,14 +19,14 @@ var etcd = serverType{
 	command: etcdCommand,
 	ready: func(ctx context.Context, addr, _ string, _ bool) (string, error) {
 		var health struct{ Health, Reason string }
-		if err := askJSON(ctx, http.MethodGet, addr, "/health", &health); err != nil {
+		if err := requestJSON(ctx, http.MethodGet, addr, "/health", &health); err != nil {
 			return "", err
 		}
 		if health.Health != "true" { // a linearizable read, so it has a leader
 			return "", fmt.Errorf("not healthy: %s", health.Reason)
 		}
 		var version struct{ EtcdServer string }
-		err := askJSON(ctx, http.MethodGet, addr, "/version", &version)
+		err := requestJSON(ctx, http.MethodGet, addr, "/version", &version)
 		return version.EtcdServer, err
 	},
 	leads: func(ctx context.Context, addr string) (bool, error) {
@@ -36,7 +36,7 @@ var etcd = serverType{
 			}
 			Leader string
 		}
-		err := askJSON(ctx, http.MethodPost, addr, "/v3/maintenance/status", &status)
+		err := requestJSON(ctx, http.MethodPost, addr, "/v3/maintenance/status", &status)
 		return err == nil && status.Leader != "" && status.Leader == status.Header.Member, err
 	},
 }
@@ -45,7 +45,7 @@ var etcd = serverType{
 // corrupted log. Leases are whole seconds, at least 1.
 func StartEtcd(ctx context.Context, n int, o *Options) (*Cluster, error) {
 	if n != 1 && n != 3 {
-		return nil, fmt.Errorf("testbed: %d members of an etcd; want 1 or 3", n)
+		return nil, fmt.Errorf("testbed: an etcd cluster of %d members; want 1 or 3", n)
 	}
 	return start(ctx, &group{serverType: &etcd, names: numbered("etcd", n)}, o)
 }
@@ -124,7 +124,7 @@ func (c *Cluster) RestoreSnapshot(ctx context.Context, snapshot []byte, bumpRevi
 				return err
 			}
 		}
-		if err := s.host.once(ctx, util); err != nil {
+		if err := s.host.runOnce(ctx, util); err != nil {
 			return fmt.Errorf("etcdutl: %w", err)
 		}
 		return s.begin(ctx)

@@ -50,7 +50,7 @@ func TestEtcd(t *testing.T) {
 	_, err := c.Isolate(ctx, c.Servers[0])
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	_, err = c.Isolate(ctx, &testbed.Server{Name: "other"})
-	require.ErrorContains(t, err, "not of this cluster")
+	require.ErrorContains(t, err, "not a member of this cluster")
 	t.Setenv("FENCELAB_ETCD_ADDR", strings.Join(c.Addrs(), ","))
 	users, err := testbed.StartEtcd(ctx, 3, &testbed.Options{Provider: testbed.External})
 	require.NoError(t, err)
@@ -125,7 +125,7 @@ func TestRestoreSnapshotFails(t *testing.T) {
 
 func TestMembers(t *testing.T) {
 	_, err := testbed.StartZooKeeper(t.Context(), 2, nil)
-	require.EqualError(t, err, "testbed: an ensemble of 2 ZooKeepers, want 1 or 3")
+	require.EqualError(t, err, "testbed: a ZooKeeper ensemble of 2 members; want 1 or 3")
 	_, err = testbed.StartEtcd(t.Context(), 2, nil)
-	require.EqualError(t, err, "testbed: 2 members of an etcd; want 1 or 3")
+	require.EqualError(t, err, "testbed: an etcd cluster of 2 members; want 1 or 3")
 }

@@ -23,7 +23,7 @@ func Lacks(ctx context.Context, p Provider, name string) error {
 	}
 	engine, err := dialEngine(ctx)
 	if err != nil {
-		return &MissingError{"Docker engine", "docker version says why", err}
+		return &MissingError{"Docker engine", "run docker version for details", err}
 	}
 	defer func() { _ = engine.Close() }()
 	image := cmp.Or(os.Getenv(t.env("IMAGE")), t.image)

@@ -52,7 +52,7 @@ func Program(name, get string) error {
 	return err
 }
 
-func (t *serverType) missing(err error) error { return &MissingError{t.title, t.get(), err} }
+func (t *serverType) missing(err error) error { return &MissingError{t.title, t.installCommand(), err} }
 
 // Real returns an error, for [Need], if the server is an imitation.
 func (s *Server) Real() error {
@@ -66,7 +66,7 @@ func (t *serverType) cannot(p Provider, err error) error {
 	return err
 }
 
-func (t *serverType) get() string {
+func (t *serverType) installCommand() string {
 	if t.module != "" {
 		return "make bin/" + t.program
 	}
@@ -104,7 +104,7 @@ func (t *serverType) find(program string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", t.missing(fmt.Errorf("there is no %s: %s, or set %s to its path", program, t.get(), env))
+	return "", t.missing(fmt.Errorf("there is no %s: %s, or set %s to its path", program, t.installCommand(), env))
 }
 
 // number returns 15 for /usr/lib/postgresql/15/bin.

@@ -35,7 +35,7 @@ func request(req *http.Request) (*http.Response, []byte, error) {
 	return resp, body, err
 }
 
-func askJSON(ctx context.Context, method, addr, path string, answer any) error {
+func requestJSON(ctx context.Context, method, addr, path string, answer any) error {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+addr+path, strings.NewReader("{}"))
 	if err != nil {
 		return err

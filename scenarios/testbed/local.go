@@ -61,7 +61,7 @@ func newProcesses(ctx context.Context, g *group, _ *Options) (all []host, remove
 	return all, nil, nil
 }
 
-func (p *process) place() placement {
+func (p *process) placement() placement {
 	return placement{Provider: Local, Path: p.path, Dir: p.data(), Listen: loopback}
 }
 
@@ -105,14 +105,14 @@ func (p *process) start(_ context.Context, c command) error {
 	return nil
 }
 
-func (p *process) once(ctx context.Context, c command) error {
+func (p *process) runOnce(ctx context.Context, c command) error {
 	if err := p.start(ctx, c); err != nil {
 		return err
 	}
 	select {
 	case <-p.child.Exited():
 		if p.child.Wait() != nil {
-			return p.ended(ctx)
+			return p.exitError(ctx)
 		}
 		return nil
 	case <-ctx.Done():
@@ -123,7 +123,7 @@ func (p *process) once(ctx context.Context, c command) error {
 func (p *process) logFile() string   { return filepath.Join(p.dir, "log") }
 func (p *process) childFile() string { return filepath.Join(p.dir, childFile) }
 
-func (p *process) ended(context.Context) error {
+func (p *process) exitError(context.Context) error {
 	select {
 	case <-p.child.Exited():
 	default:

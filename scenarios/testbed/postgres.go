@@ -27,7 +27,7 @@ var postgres = serverType{
 
 // StartPostgres starts a PostgreSQL with the user and database postgres, without a password.
 func StartPostgres(ctx context.Context, o *Options) (*Server, error) {
-	return startOne(ctx, &postgres, o)
+	return startSingle(ctx, &postgres, o)
 }
 
 // postgresScript runs postgres in the data directory $0, which $1, initdb, creates. As root it changes to the image's user. Only
@@ -85,7 +85,7 @@ func unprivileged(ctx context.Context, dir string) ([]string, error) {
 		other, err = user.Lookup("nobody")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("PostgreSQL refuses to run as root, and there is nobody else: %w", err)
+		return nil, fmt.Errorf("PostgreSQL refuses to run as root, and this machine has no user postgres or nobody: %w", err)
 	}
 	namespace := []string{"unshare", "--user", "--map-user=" + other.Uid, "--map-group=" + other.Gid}
 	if exec.CommandContext(ctx, namespace[0], append(namespace[1:], "true")...).Run() == nil {
@@ -94,7 +94,7 @@ func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	uid, uidErr := strconv.Atoi(other.Uid)
 	gid, gidErr := strconv.Atoi(other.Gid)
 	if err := cmp.Or(uidErr, gidErr, os.Chown(dir, uid, gid)); err != nil {
-		return nil, fmt.Errorf("PostgreSQL refuses to run as root, and %s can't have its directory: %w", other.Username, err)
+		return nil, fmt.Errorf("PostgreSQL refuses to run as root, and its directory can't be given to %s: %w", other.Username, err)
 	}
 	return []string{
 		"setpriv", "--reuid=" + other.Uid, "--regid=" + other.Gid, "--clear-groups", "--inh-caps=" + reach, "--ambient-caps=" + reach, die,

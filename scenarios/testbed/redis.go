@@ -56,7 +56,7 @@ var redisServer = serverType{
 // StartRedis starts a Redis that allows DEBUG, and keeps nothing on disk unless o.Args say so. If the provider can't use o.Args,
 // the error matches [errors.ErrUnsupported].
 func StartRedis(ctx context.Context, o *Options) (*Server, error) {
-	return startOne(ctx, &redisServer, o)
+	return startSingle(ctx, &redisServer, o)
 }
 
 // StartRedisNodes starts n independent Redis servers, redis1 to redisN, as [StartRedis] does.
@@ -80,7 +80,7 @@ func StartRedisReplica(ctx context.Context, primary *Server, o *Options) (*Serve
 	}
 	with.Provider = primary.Provider
 	g := &group{serverType: &redisServer, names: []string{primary.Name + "-replica"}, join: []*Server{primary}}
-	replica, err := start1(ctx, g, &with)
+	replica, err := startGroupOfOne(ctx, g, &with)
 	if err != nil {
 		return nil, err
 	}
@@ -117,8 +117,8 @@ func redisCommand(ctx context.Context, at placement) (command, error) {
 	if at.Provider == Local {
 		version := exec.CommandContext(ctx, at.Path, "--version")
 		version.WaitDelay = time.Second // a script may leave a process behind
-		says, _ := version.Output()
-		if v := redisVersion.FindSubmatch(says); v != nil && len(v[1]) == 1 && v[1][0] < '7' {
+		output, _ := version.Output()
+		if v := redisVersion.FindSubmatch(output); v != nil && len(v[1]) == 1 && v[1][0] < '7' {
 			return command{}, &MissingError{
 				"Redis", "install Redis 7 or later: https://redis.io/docs/latest/operate/oss_and_stack/install/",
 				fmt.Errorf("%s is of version %s.%s", at.Path, v[1], v[2]),

@@ -23,4 +23,4 @@ var s3 = serverType{
 }
 
 // StartS3 starts versitygw, an S3 server on files. Version is the server's name.
-func StartS3(ctx context.Context, o *Options) (*Server, error) { return startOne(ctx, &s3, o) }
+func StartS3(ctx context.Context, o *Options) (*Server, error) { return startSingle(ctx, &s3, o) }

@@ -111,7 +111,7 @@ func (s *Server) Kill(ctx context.Context) error {
 		return poll(ctx, func(ctx context.Context) error { // an engine may forward the port a moment longer
 			conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
 			if err == nil {
-				return errors.Join(errors.New("it is killed, and its address still accepts connections"), conn.Close())
+				return errors.Join(errors.New("its address still accepts connections after the kill"), conn.Close())
 			}
 			if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) {
 				return nil
@@ -125,7 +125,7 @@ func (s *Server) Kill(ctx context.Context) error {
 func (s *Server) Restart(ctx context.Context, o RestartOptions) error {
 	return s.change(ctx, "restart", func(ctx context.Context) error {
 		if s.running {
-			return errors.New("it runs; kill it first")
+			return errors.New("it is running; kill it first")
 		}
 		if o.Wipe {
 			if err := s.host.wipe(ctx); err != nil {
@@ -213,7 +213,7 @@ func (s *Server) await(ctx context.Context) error {
 		defer cancel()
 		version, err := s.serverType.ready(tryCtx, addr, url, s.placement().Provider == Local)
 		if err != nil {
-			return cmp.Or(s.host.ended(ctx), err)
+			return cmp.Or(s.host.exitError(ctx), err)
 		}
 		if s.Addr == "" { // set once: it is read without a lock
 			s.Addr, s.URL, s.Version = addr, url, version

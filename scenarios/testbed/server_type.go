@@ -37,7 +37,7 @@ type serverType struct {
 	command func(ctx context.Context, at placement) (command, error)
 	// ready requests the version; an error means "not ready yet".
 	ready func(ctx context.Context, addr, url string, local bool) (version string, err error)
-	// leads asks the server whether it leads. nil: there are no leaders.
+	// leads reports whether the server is the leader. nil: there are no leaders.
 	leads func(ctx context.Context, addr string) (bool, error)
 	// clock reads the server's wall clock. nil: no Options.Clock.
 	clock func(ctx context.Context, addr string) (time.Time, error)
@@ -49,19 +49,19 @@ func (t *serverType) env(what string) string {
 	return "FENCELAB_" + strings.ToUpper(t.name) + "_" + what
 }
 
-func (t *serverType) wants() string {
+func (t *serverType) addrFormat() string {
 	if t.schemes == nil {
 		return "host:port"
 	}
 	return "host:port or a URL (" + strings.Join(t.schemes, "://, ") + "://)"
 }
 
-// locate parses the user's address of a server. The error doesn't quote it: it may contain a password.
-func (t *serverType) locate(set string) (addr, at string, err error) {
+// parseAddr parses the user's address of a server. The error doesn't quote it: it may contain a password.
+func (t *serverType) parseAddr(set string) (addr, at string, err error) {
 	set = strings.TrimSpace(set)
 	if t.schemes == nil {
 		if _, _, err := net.SplitHostPort(set); err != nil || strings.Contains(set, "/") {
-			return "", "", fmt.Errorf("%s must be %s", t.env("ADDR"), t.wants())
+			return "", "", fmt.Errorf("%s must be %s", t.env("ADDR"), t.addrFormat())
 		}
 		return set, fmt.Sprintf(t.url, set), nil
 	}
@@ -71,7 +71,7 @@ func (t *serverType) locate(set string) (addr, at string, err error) {
 	}
 	u, err := url.Parse(set)
 	if err != nil || u.Host == "" || !slices.Contains(t.schemes, u.Scheme) || t.accept != nil && !t.accept(u, bare) {
-		return "", "", fmt.Errorf("%s must be %s", t.env("ADDR"), t.wants())
+		return "", "", fmt.Errorf("%s must be %s", t.env("ADDR"), t.addrFormat())
 	}
 	addr = u.Host
 	if u.Port() == "" {
@@ -95,8 +95,8 @@ func numbered(prefix string, n int) (names []string) {
 	return names
 }
 
-func startOne(ctx context.Context, t *serverType, o *Options) (*Server, error) {
-	return start1(ctx, &group{serverType: t, names: []string{t.name}}, o)
+func startSingle(ctx context.Context, t *serverType, o *Options) (*Server, error) {
+	return startGroupOfOne(ctx, &group{serverType: t, names: []string{t.name}}, o)
 }
 
 type command struct {

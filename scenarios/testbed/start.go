@@ -14,7 +14,7 @@ import (
 
 const startTimeout = 3 * time.Minute // an exit is noticed at once, but on a busy machine Consul may take more than a minute
 
-func start1(ctx context.Context, g *group, o *Options) (*Server, error) {
+func startGroupOfOne(ctx context.Context, g *group, o *Options) (*Server, error) {
 	c, err := start(ctx, g, o)
 	if err != nil {
 		return nil, err
@@ -35,10 +35,10 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 		return nil, err
 	}
 	if o.Clock && g.clock == nil {
-		return nil, fmt.Errorf("testbed: %s can't be given a clock: %w", g.title, errors.ErrUnsupported)
+		return nil, fmt.Errorf("testbed: %s has no Options.Clock: %w", g.title, errors.ErrUnsupported)
 	}
 	if p == Embedded && o.Provider == "" && !o.AllowEmbedded {
-		return nil, g.cannot(p, fmt.Errorf("testbed: this takes a real %s, and %s is %s: %s, and unset it", g.title, EnvProvider, p, g.get()))
+		return nil, g.cannot(p, fmt.Errorf("testbed: this needs a real %s, but %s is %s: %s, and unset it", g.title, EnvProvider, p, g.installCommand()))
 	}
 	chosen, providers := p, []Provider{p}
 	if p == Auto {
@@ -65,7 +65,7 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 		failed = append(failed, fmt.Sprintf("%s: %v", p, err))
 		missing = missing && lacks
 	}
-	tried := "tried every way"
+	tried := "tried every provider"
 	if chosen != Auto {
 		tried = fmt.Sprintf("%s is %s", EnvProvider, chosen)
 	}
@@ -86,7 +86,7 @@ func startAt(ctx context.Context, p Provider, g *group, o *Options) (*Cluster, e
 	case p == Local:
 		err = c.startHosted(ctx, g, o, newProcesses)
 	case len(o.Args) > 0 || o.Clock || len(g.join) > 0:
-		err = g.cannot(p, fmt.Errorf("this server takes no arguments and no clock, and follows none: %w", errors.ErrUnsupported))
+		err = g.cannot(p, fmt.Errorf("this provider has no Args, no Clock and no replicas: %w", errors.ErrUnsupported))
 	case p == External:
 		err = c.findExternal(ctx, g)
 	default:
@@ -137,7 +137,7 @@ func (c *Cluster) startHosted(ctx context.Context, g *group, o *Options, open op
 		s := &Server{Name: name, serverType: g.serverType, host: all[i], args: o.Args}
 		s.ctx, s.cancel = context.WithCancelCause(context.Background())
 		s.placement = func() placement {
-			at := all[i].place()
+			at := all[i].placement()
 			at.Self = i
 			for j, h := range all {
 				at.Peers = append(at.Peers, h.peer(g.names[j]))
@@ -182,7 +182,7 @@ func each(all []*Server, f func(i int, s *Server)) {
 func (c *Cluster) findExternal(ctx context.Context, g *group) error {
 	env := g.env("ADDR")
 	if os.Getenv(env) == "" {
-		return &MissingError{g.title, "set " + env, fmt.Errorf("%s is not set: set it to %s of your server", env, g.wants())}
+		return &MissingError{g.title, "set " + env, fmt.Errorf("%s is not set: set it to %s of your server", env, g.addrFormat())}
 	}
 	set := strings.Split(os.Getenv(env), ",")
 	if len(set) < len(g.names) {
@@ -191,7 +191,7 @@ func (c *Cluster) findExternal(ctx context.Context, g *group) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	for i, name := range g.names {
-		addr, url, err := g.locate(set[i])
+		addr, url, err := g.parseAddr(set[i])
 		if err != nil {
 			return err
 		}

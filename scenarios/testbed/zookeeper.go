@@ -27,7 +27,7 @@ var zooKeeper = serverType{
 		}
 		version := zooKeeperVersion.FindStringSubmatch(answer)
 		if version == nil {
-			return "", fmt.Errorf("it doesn't serve yet: %q", answer)
+			return "", fmt.Errorf("it isn't serving yet: %q", answer)
 		}
 		return version[1], nil
 	},
@@ -53,7 +53,7 @@ const zooKeeperTick = 200 * time.Millisecond
 // commands are allowed. Options.Args are lines of zoo.cfg.
 func StartZooKeeper(ctx context.Context, n int, o *Options) (*Cluster, error) {
 	if n != 1 && n != 3 {
-		return nil, fmt.Errorf("testbed: an ensemble of %d ZooKeepers, want 1 or 3", n)
+		return nil, fmt.Errorf("testbed: a ZooKeeper ensemble of %d members; want 1 or 3", n)
 	}
 	return start(ctx, &group{serverType: &zooKeeper, names: numbered("zk", n)}, o)
 }
