@@ -106,7 +106,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	output := fs.String("o", "", "the `file` for the result as JSON; -: standard output, in one line")
 	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 picks a free one, which is printed; empty: none")
 	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run;\n"+
-		"other flags are ignored, except -sweep, -testbed and -seed, which overrides the file's")
+		"other flags are ignored, except -sweep and -testbed")
 	sweep := fs.String("sweep", "", "of an experiment, the `name` of the sweeps to run; all other sweeps' lines must be there, and stay;\n"+
 		"empty: all sweeps")
 	if err := command.Parse(&fs, args, stdout); err != nil {
@@ -125,13 +125,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		if *provider != "none" {
 			from = testbed.Provider(*provider)
 		}
-		var seed *uint64
-		fs.Visit(func(f *flag.Flag) {
-			if f.Name == "seed" {
-				seed = &c.Seed
-			}
-		})
-		return bench.Run(ctx, *experiment, *sweep, from, seed, os.Stderr)
+		return bench.Run(ctx, *experiment, *sweep, from, os.Stderr)
 	}
 
 	c.Backend = *backend

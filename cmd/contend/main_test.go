@@ -342,10 +342,6 @@ func TestExperiment(t *testing.T) {
 		"b redis-spin 4/2 0s 100 10 1ms 1", "b ping 4/2 0s 100 10 1ms 1",
 	}, got)
 	require.NoFileExists(t, filepath.Join(dir, "data.jsonl.partial"))
-
-	dir = experiment(t, `{"defaults": {"backend": "redis", "ttl": "10s", "duration": "10ms", "seed": 5}, "sweeps": [{"contenders": [1]}]}`)
-	require.NoError(t, record(t, dir, "-seed", "1")) // the flag's default
-	require.EqualValues(t, 1, results(t, filepath.Join(dir, "data.jsonl"))[0].Config.Seed)
 }
 
 // Only the sweep's runs are replaced; all others must exist.

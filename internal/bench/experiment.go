@@ -129,9 +129,8 @@ func orElse[T any](list []T, one T) []T {
 	return list
 }
 
-// Run runs the experiment of dir/config.json, or only the named sweep if any, and writes dir/data.jsonl at the end. If seed isn't
-// nil, it overrides the file's.
-func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *uint64, progress io.Writer) (err error) {
+// Run runs the experiment of dir/config.json, or only the named sweep if any, and writes dir/data.jsonl at the end.
+func Run(ctx context.Context, dir, sweep string, from testbed.Provider, progress io.Writer) (err error) {
 	e, configs, err := ReadExperiment(dir)
 	if err != nil {
 		return err
@@ -139,11 +138,6 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *ui
 	file := filepath.Join(dir, "data.jsonl")
 	if err := cli.Replaceable(file); err != nil {
 		return fmt.Errorf("contend: -experiment: %w", err)
-	}
-	if seed != nil {
-		for i := range configs {
-			configs[i].Seed = *seed
-		}
 	}
 	lines, err := others(file, sweep, configs)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,22 +17,19 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Pings are latencies of the server's cheapest request since the sample before, on a connection of their own.
+// Pings are about 100 a second, fewer if they took longer, of the server's cheapest request, on a connection of their own.
 type Pings struct {
-	Count   int           `json:"pings"` // about 100 a second, fewer if they took longer
-	PingP50 time.Duration `json:"ping_p50_ns"`
-	PingMax time.Duration `json:"ping_max_ns"`
+	PingMax time.Duration `json:"ping_max_ns"` // since the sample before
 }
 
 // RedisSample is from a Redis's INFO.
 type RedisSample struct {
-	UsedMemory       uint64  `json:"used_memory"`             // bytes allocated
-	UsedMemoryRSS    uint64  `json:"used_memory_rss"`         // bytes in RAM
-	Fragmentation    float64 `json:"mem_fragmentation_ratio"` // UsedMemoryRSS / UsedMemory
-	Keys             uint64  `json:"keys"`                    // with expired ones that are not yet deleted
-	Expires          uint64  `json:"expires"`                 // those with a TTL
-	ExpiredKeys      uint64  `json:"expired_keys"`            // deleted by expiry since the start
-	ExpiredStalePerc float64 `json:"expired_stale_perc"`      // Redis's estimate of how much of Expires has expired, in %
+	UsedMemory    uint64  `json:"used_memory"`             // bytes allocated
+	UsedMemoryRSS uint64  `json:"used_memory_rss"`         // bytes in RAM
+	Fragmentation float64 `json:"mem_fragmentation_ratio"` // UsedMemoryRSS / UsedMemory
+	Keys          uint64  `json:"keys"`                    // with expired ones that are not yet deleted
+	Expires       uint64  `json:"expires"`                 // those with a TTL
+	ExpiredKeys   uint64  `json:"expired_keys"`            // deleted by expiry since the start
 	Pings
 }
 
@@ -57,14 +53,14 @@ type Sample struct {
 
 // String formats s as a line of progress.
 func (s Sample) String() string {
-	p50, most := s.pings().PingP50.Round(time.Microsecond), s.pings().PingMax.Round(time.Microsecond)
+	ping := s.pings().PingMax.Round(time.Microsecond)
 	if r := s.Redis; r != nil {
-		return fmt.Sprintf("used %sB, RSS %sB (%.2f)  %s keys, %s with a TTL  expired %s (stale %.0f %%)  ping %v, max %v",
-			Short(r.UsedMemory), Short(r.UsedMemoryRSS), r.Fragmentation, Short(r.Keys), Short(r.Expires), Short(r.ExpiredKeys), r.ExpiredStalePerc, p50, most)
+		return fmt.Sprintf("used %sB, RSS %sB (%.2f)  %s keys, %s with a TTL  expired %s  ping %v at most",
+			Short(r.UsedMemory), Short(r.UsedMemoryRSS), r.Fragmentation, Short(r.Keys), Short(r.Expires), Short(r.ExpiredKeys), ping)
 	}
 	e := s.Etcd
-	return fmt.Sprintf("revision %s  %s keys, %s leases  db %sB, %sB in use, RSS %sB  read %v, max %v", Short(e.Revision), Short(e.Keys),
-		Short(e.LeasesGranted-e.LeasesRevoked), Short(e.DBSize), Short(e.DBSizeInUse), Short(e.RSS), p50, most)
+	return fmt.Sprintf("revision %s  %s keys, %s leases  db %sB, %sB in use, RSS %sB  read %v at most", Short(e.Revision), Short(e.Keys),
+		Short(e.LeasesGranted-e.LeasesRevoked), Short(e.DBSize), Short(e.DBSizeInUse), Short(e.RSS), ping)
 }
 
 func (s Sample) pings() *Pings {
@@ -80,9 +76,9 @@ type Server struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	mu   sync.Mutex
-	took []time.Duration
-	err  error
+	mu      sync.Mutex
+	slowest time.Duration
+	err     error
 }
 
 func watch(ctx context.Context, ask func(ctx context.Context) (Sample, error), ping func(context.Context) error) *Server {
@@ -100,7 +96,7 @@ func watch(ctx context.Context, ask func(ctx context.Context) (Sample, error), p
 				return
 			}
 			s.mu.Lock()
-			s.took = append(s.took, took)
+			s.slowest = max(s.slowest, took)
 			if err != nil {
 				s.err = fmt.Errorf("ping: %w", err)
 			}
@@ -128,14 +124,9 @@ func (s *Server) Sample(ctx context.Context) (Sample, error) {
 		return out, err
 	}
 	s.mu.Lock()
-	took, err := s.took, s.err
-	s.took = nil
-	s.mu.Unlock()
-	if n := len(took); n > 0 {
-		slices.Sort(took)
-		*out.pings() = Pings{n, took[n/2], took[n-1]}
-	}
-	return out, err
+	defer s.mu.Unlock()
+	out.pings().PingMax, s.slowest = s.slowest, 0
+	return out, s.err
 }
 
 // WatchRedis watches the client's server.
@@ -161,7 +152,7 @@ func parseInfo(info map[string]map[string]string) (s RedisSample, err error) {
 	}
 	s.UsedMemory, s.UsedMemoryRSS = uint64(number("Memory", "used_memory")), uint64(number("Memory", "used_memory_rss"))
 	s.Fragmentation = number("Memory", "mem_fragmentation_ratio")
-	s.ExpiredKeys, s.ExpiredStalePerc = uint64(number("Stats", "expired_keys")), number("Stats", "expired_stale_perc")
+	s.ExpiredKeys = uint64(number("Stats", "expired_keys"))
 	for name, db := range info["Keyspace"] {
 		var keys, expires uint64
 		if _, serr := fmt.Sscanf(db, "keys=%d,expires=%d", &keys, &expires); serr != nil {

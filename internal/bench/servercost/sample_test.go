@@ -27,13 +27,13 @@ func TestShort(t *testing.T) {
 func TestParseInfo(t *testing.T) {
 	info := map[string]map[string]string{
 		"Memory":   {"used_memory": "100", "used_memory_rss": "150", "mem_fragmentation_ratio": "1.50"},
-		"Stats":    {"expired_keys": "3", "expired_stale_perc": "12.50"},
+		"Stats":    {"expired_keys": "3"},
 		"Keyspace": {"db0": "keys=5,expires=2,avg_ttl=0", "db3": "keys=10,expires=1,avg_ttl=7"},
 	}
 	s, err := parseInfo(info)
 	require.NoError(t, err)
 	require.Equal(t, RedisSample{
-		UsedMemory: 100, UsedMemoryRSS: 150, Fragmentation: 1.5, Keys: 15, Expires: 3, ExpiredKeys: 3, ExpiredStalePerc: 12.5,
+		UsedMemory: 100, UsedMemoryRSS: 150, Fragmentation: 1.5, Keys: 15, Expires: 3, ExpiredKeys: 3,
 	}, s)
 	info["Keyspace"]["db3"] = "keys=x"
 	_, err = parseInfo(info)

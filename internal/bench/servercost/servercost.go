@@ -3,7 +3,6 @@
 package servercost
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,7 +10,6 @@ import (
 	"io"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"time"
 
 	"github.com/fencelab/fencelab/internal/bench/load"
@@ -190,7 +188,7 @@ func (r *recorder) phases(ctx context.Context, phases ...phase) error {
 }
 
 func (r *recorder) phase(ctx context.Context, p phase) error {
-	var pings []Pings
+	var slowest time.Duration
 	add := func(l Line) (err error) {
 		l.Run, l.Phase, l.T = r.run, p.name, time.Since(r.began).Seconds()
 		if p.counts != nil && l.Kind == KindSample {
@@ -199,11 +197,9 @@ func (r *recorder) phase(ctx context.Context, p phase) error {
 		if l.Sample, err = r.server.Sample(ctx); err != nil {
 			return err
 		}
-		if l.pings().Count > 0 {
-			pings = append(pings, *l.pings())
-		}
+		slowest = max(slowest, l.pings().PingMax)
 		if l.Kind == KindPhase {
-			*l.pings() = together(pings)
+			l.pings().PingMax = slowest
 			r.say("  %-8s %8s in %7.1f s (%s/s)  %v", p.name, Short(l.Count), l.Seconds, Short(float64(l.Count)/l.Seconds), l.Sample)
 		}
 		r.lines = append(r.lines, l)
@@ -247,20 +243,6 @@ func During(ctx context.Context, every time.Duration, do func(ctx context.Contex
 			}
 		}
 	}
-}
-
-// The median is that of the samples' medians.
-func together(all []Pings) (sum Pings) {
-	if len(all) == 0 {
-		return sum
-	}
-	slices.SortFunc(all, func(a, b Pings) int { return cmp.Compare(a.PingP50, b.PingP50) })
-	sum.PingP50 = all[len(all)/2].PingP50
-	for _, p := range all {
-		sum.Count += p.Count
-		sum.PingMax = max(sum.PingMax, p.PingMax)
-	}
-	return sum
 }
 
 func (r *recorder) until(ctx context.Context, ready func(Sample) bool) (Sample, error) {

@@ -51,19 +51,17 @@ func TestRecord(t *testing.T) {
 	lines, err := Decode(bytes.NewReader(b))
 	require.NoError(t, err)
 	require.Equal(t, []string{"redis", "etcd", "3"}, firstWords(lines[0].Setup.Servers))
-	samples, pings := 0, 0
+	samples, ping := 0, time.Duration(0)
 	for _, l := range lines {
 		if l.Kind == KindSample {
 			samples++
 		}
-		if l.Redis != nil && l.Redis.Count > 0 {
-			pings += l.Redis.Count
-			require.Positive(t, l.Redis.PingP50)
-			require.GreaterOrEqual(t, l.Redis.PingMax, l.Redis.PingP50)
+		if l.Kind == KindPhase && l.Redis != nil { // a short one may have no ping
+			ping = max(ping, l.Redis.PingMax)
 		}
 	}
 	require.Greater(t, samples, 4)
-	require.Positive(t, pings)
+	require.Positive(t, ping)
 	active, lazy := Phases(lines, "redis active"), Phases(lines, "redis lazy")
 	require.EqualValues(t, 5000, active["fill"].Count)
 	require.EqualValues(t, 5000, active["drain"].Redis.Keys, "a counter for each key")
