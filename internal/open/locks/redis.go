@@ -47,6 +47,9 @@ func clustered(ctx context.Context, c redis.UniversalClient) bool {
 	if err == nil {
 		return strings.Contains(info, "cluster_enabled:1")
 	}
+	if _, answered := errors.AsType[redis.Error](err); !answered {
+		return false
+	}
 	hello := fmt.Sprint(c.Do(ctx, "HELLO").Val()) // a list, or a map with RESP3
 	return strings.Contains(hello, "mode cluster") || strings.Contains(hello, "mode:cluster")
 }

@@ -36,10 +36,10 @@ func On(scheme, name, server string) string {
 }
 
 // findTimeout bounds the search for credentials, which may ask a machine's metadata service.
-const findTimeout = 10 * time.Second
+const findTimeout = 5 * time.Second
 
 // Config returns u's configuration. Without credentials in u, those of the environment are used: variables, a profile, or the role of a
-// machine or pod, which are renewed when they expire. Errors don't quote u, which may hold a secret.
+// machine or pod, which are renewed when they expire. Errors don't quote u's secret.
 func Config(ctx context.Context, u *url.URL, client *http.Client) (aws.Config, error) {
 	q := u.Query()
 	endpoint, region := q.Get("endpoint"), q.Get("region")
@@ -64,7 +64,8 @@ func Config(ctx context.Context, u *url.URL, client *http.Client) (aws.Config, e
 		if c, err = config.LoadDefaultConfig(ctx); err != nil {
 			return c, err
 		}
-		c.HTTPClient = client
+		// No more of the environment: its endpoints would go before u's, or stand for Amazon's.
+		c = aws.Config{HTTPClient: client, Region: c.Region, Credentials: c.Credentials}
 	}
 	c.Region = cmp.Or(region, c.Region, "us-east-1")
 	if endpoint != "" {

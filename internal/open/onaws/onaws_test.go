@@ -26,6 +26,11 @@ func alone(t *testing.T) {
 	t.Setenv("AWS_CONFIG_FILE", filepath.Join(dir, "config"))
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", filepath.Join(dir, "credentials"))
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
+	for _, name := range []string{
+		"AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN",
+	} {
+		t.Setenv(name, "")
+	}
 }
 
 func TestCredentials(t *testing.T) {
@@ -57,6 +62,18 @@ func TestCredentials(t *testing.T) {
 	found, region, err = config("s3://bucket?region=eu-west-1")
 	require.NoError(t, err)
 	require.Equal(t, "of:variables:session eu-west-1", found+" "+region)
+
+	// Its servers would go before the address's, or would not be probed.
+	t.Setenv("AWS_ENDPOINT_URL_S3", "http://other")
+	u, err := url.Parse("s3://bucket?endpoint=http://here")
+	require.NoError(t, err)
+	c, err := onaws.Config(t.Context(), u, &http.Client{})
+	require.NoError(t, err)
+	require.Equal(t, "http://here", *onaws.OpenBucket(u, c).Client.Options().BaseEndpoint)
+	u.RawQuery = ""
+	c, err = onaws.Config(t.Context(), u, &http.Client{})
+	require.NoError(t, err)
+	require.Nil(t, onaws.OpenBucket(u, c).Client.Options().BaseEndpoint)
 
 	t.Setenv("AWS_PROFILE", "missing") // doesn't matter to an address with credentials
 	found, region, err = config("s3://in:address@bucket")
