@@ -57,8 +57,10 @@ func Config(ctx context.Context, u *url.URL, client *http.Client) (aws.Config, e
 	var c aws.Config
 	if u.User != nil {
 		secret, _ := u.User.Password()
-		c = aws.Config{HTTPClient: client, Region: os.Getenv("AWS_REGION"),
-			Credentials: credentials.NewStaticCredentialsProvider(u.User.Username(), secret, "")}
+		c = aws.Config{
+			HTTPClient: client, Region: os.Getenv("AWS_REGION"),
+			Credentials: credentials.NewStaticCredentialsProvider(u.User.Username(), secret, ""),
+		}
 	} else {
 		var err error
 		if c, err = config.LoadDefaultConfig(ctx); err != nil {
