@@ -120,7 +120,7 @@ func TestRestart(t *testing.T) {
 		addr := s.Addr
 		c := dialRedis(t, addr)
 		require.NoError(t, c.Set(ctx, "key", "value", 0).Err())
-		require.ErrorContains(t, s.Restart(ctx, testbed.RestartOptions{}), "it runs")
+		require.ErrorContains(t, s.Restart(ctx, testbed.RestartOptions{}), "it is running")
 
 		require.NoError(t, s.Kill(ctx))
 		require.ErrorIs(t, s.Kill(ctx), os.ErrProcessDone)
