@@ -4,7 +4,7 @@
 //   - [Kill]: a crash, the OOM killer, a power failure.
 //   - [Link.HoldRequests]: a packet that arrives after its sender has given up or died.
 //   - [Link.LoseReplies]: a request that was applied but whose reply was lost.
-//   - [Link.LoseRequests]: a request that was not applied, which its sender can't tell apart.
+//   - [Link.LoseRequests]: a request that was not applied, which its sender can't tell from a lost reply.
 //   - [Link.Cut]: a network partition.
 //   - [Link.Delay], [Link.DelayReplies], [Link.DelayRequests]: a slow network or server.
 //   - [Link.Refuse]: a host whose server has died, a firewall that rejects.
