@@ -48,7 +48,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var fs flag.FlagSet
 	name := fs.String("scenario", "PauseExceedsTTL", "`hazard` to run: "+strings.Join(names(), ", "))
 	ttl := fs.Duration("ttl", 2*time.Second, "lease TTL of the worker that the fault hits")
-	pause := fs.Duration("pause", 5*time.Second, "minimum duration of the freeze or network delay; 0: until the successor has written")
+	pause := fs.Duration("pause", 5*time.Second, "minimum duration of the freeze or network delay; 0: no minimum, the scenario's steps decide")
 	provider := cli.Choice(&fs, "testbed", "where Redis comes from",
 		string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
 	page := fs.String("o", "fencelab-demo.html", "`file` for the timeline")

@@ -150,7 +150,7 @@ func (j *judge) structure(events []Event) {
 		return
 	}
 	if run := events[0].Run; events[0].Kind != KindRun || run == nil {
-		j.object("the history doesn't begin with a run event")
+		j.object("the first event doesn't say what was run")
 	} else {
 		j.begin(run)
 	}

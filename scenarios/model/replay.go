@@ -14,7 +14,7 @@ import (
 // breaches common to all possible runs, or an error that names the event that the model forbids.
 func (c Config) Replay(events []history.Event) (Breach, error) {
 	if len(events) == 0 || events[0].Run == nil {
-		return 0, fmt.Errorf("event 1: the history doesn't begin with a run event")
+		return 0, fmt.Errorf("event 1: the first event doesn't say what was run")
 	}
 	c.Fencing, c.Regress = events[0].Run.Fencing, events[0].Run.TokensLost
 	c.Writes = math.MaxInt

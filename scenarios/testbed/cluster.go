@@ -48,8 +48,8 @@ func (c *Cluster) shut() error {
 	return errors.Join(errs...)
 }
 
-// Leader polls the servers, except those in but, until exactly one claims to lead. One that is frozen or cut off may still
-// do so. If there are no leaders, the error matches [errors.ErrUnsupported].
+// Leader polls the servers, except those in but, until exactly one claims to lead. A frozen or cut-off server may still
+// believe that it leads. If there are no leaders, the error matches [errors.ErrUnsupported].
 func (c *Cluster) Leader(ctx context.Context, but ...*Server) (leader *Server, err error) {
 	leads := c.Servers[0].serverType.leads
 	if leads == nil {
