@@ -13,11 +13,11 @@ import (
 
 // The rules in the comment of resource.Store.
 var rules = [...]string{
-	1: "Write takes effect if and only if AdmitsWrite says so, over the whole range of uint64. Otherwise it changes nothing " +
+	1: "Write takes effect if and only if AdmitsWrite allows it, over the whole range of uint64. Otherwise it changes nothing " +
 		"and returns a *StaleTokenError.",
 	2: "A refused Write is reported as Applied if and only if its fence equals the greatest accepted and its value the stored one. " +
 		"Since a fence is for one call, a caller whose reply was lost can repeat the call to find out whether it took effect.",
-	3: "ReadFenced takes effect if and only if AdmitsRead says so, and otherwise returns a *StaleTokenError. It raises the " +
+	3: "ReadFenced takes effect if and only if AdmitsRead allows it, and otherwise returns a *StaleTokenError. It raises the " +
 		"fence to its own and reads atomically, so that a later write with a lower fence is refused.",
 	4: "Of any number of concurrent calls on a key, accepted writes' fences strictly increase and the greatest wins.",
 	5: "Keys are independent and may be anything that CheckKey admits. A value may be any bytes, including none, and is copied " +
