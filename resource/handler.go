@@ -124,13 +124,17 @@ func (h *handler) put(w http.ResponseWriter, r *http.Request, key string) {
 	if err == nil && f == (Fence{}) && !h.Unfenced {
 		err = fmt.Errorf("%s is missing: send the fencing token of your lock grant, an integer from 1", HeaderToken)
 	}
-	for _, name := range []string{"If-Match", "If-None-Match", "If-Unmodified-Since", "Content-Range"} { // unchecked, they must not seem to hold
+	for _, name := range []string{"If-Match", "If-None-Match", "If-Unmodified-Since", "Content-Range", "Content-Encoding"} { // ignored, they must not seem to hold
 		if r.Header.Get(name) != "" {
-			err = cmp.Or(err, fmt.Errorf("%s is not supported: only the fence decides, and the body is the whole value", name))
+			err = cmp.Or(err, fmt.Errorf("%s is not supported: only the fence decides, and the body, as it is, is the whole value", name))
 		}
 	}
 	if err := cmp.Or(checkTarget(r, key), err); err != nil {
 		h.fail(w, http.StatusBadRequest, withoutPrefix(err))
+		return
+	}
+	if r.ContentLength == 0 && r.Header.Get("Content-Length") == "" { // curl -X PUT without -d would erase the value
+		h.fail(w, http.StatusLengthRequired, "nothing was written, the request has no body: send one, or Content-Length: 0 for an empty value")
 		return
 	}
 	value, err := h.body(w, r)

@@ -25,6 +25,7 @@ import (
 func ask(t *testing.T, h http.Handler, method, target, body string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader(body))
+	r.Header.Set("Content-Length", strconv.Itoa(len(body)))
 	for _, line := range header {
 		name, value, _ := strings.Cut(line, ": ")
 		r.Header.Add(name, value)
@@ -141,6 +142,7 @@ func TestHandlerBadInput(t *testing.T) {
 		{"PUT", "/r/k", "v", []string{ok, "If-None-Match: *"}, 400, "If-None-Match is not supported"},
 		{"PUT", "/r/k", "v", []string{ok, "If-Unmodified-Since: Sat, 29 Oct 1994 19:43:31 GMT"}, 400, "If-Unmodified-Since is not supported"},
 		{"PUT", "/r/k", "v", []string{ok, "Content-Range: bytes 5-5/6"}, 400, "Content-Range is not supported"},
+		{"PUT", "/r/k", "v", []string{ok, "Content-Encoding: gzip"}, 400, "Content-Encoding is not supported"},
 		{"PUT", "/r/k", "01234567890", []string{ok}, 413, "the value is larger than the limit of 10 bytes"},
 	} {
 		got := ask(t, h, c.method, c.target, c.body, c.header...)
@@ -163,6 +165,7 @@ func TestHandlerBody(t *testing.T) {
 		{"Transfer-Encoding: chunked", "3\r\nabc\r\nzz", "400"},
 		{"Content-Length: 5", "abc", "400"},
 		{"Content-Length: 11", "", "413"},
+		{"Connection: close", "", "411"}, // curl -X PUT without -d
 	} {
 		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
 		require.NoError(t, err)
@@ -356,7 +359,7 @@ func TestHandlerClientGone(t *testing.T) {
 		var log bytes.Buffer
 		h := newHandler(t, failing{resource.NewMemory(), c.err},
 			&resource.HandlerOptions{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-		r := httptest.NewRequestWithContext(c.ctx, http.MethodPut, "/r/k", nil)
+		r := httptest.NewRequestWithContext(c.ctx, http.MethodPut, "/r/k", strings.NewReader("v"))
 		r.Header.Set(resource.HeaderToken, "5")
 		h.ServeHTTP(httptest.NewRecorder(), r)
 		require.Contains(t, log.String(), c.want)

@@ -63,6 +63,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	jump := fs.Uint64("max-jump", 0,
 		"refuse a token that exceeds the greatest one seen for its key by more than `N`;\na new key has seen 0; 0: no limit")
 	newFence := fs.String("set-fence", "", "with -store bolt: set the fence of a key, `KEY=TOKEN`, and exit; stop the server and the holders first")
+	list := fs.Bool("list", false, "with -store bolt: print each key's fence and the key, and exit; stop the server first")
 	fs.StringVar(&opts.Handler.Token, "token", "",
 		"bearer `token` that requests for /r/ must send; set it in the environment to hide it from ps")
 	certFile := fs.String("tls-cert", "", "`path` of the TLS certificate in PEM; needs -tls-key")
@@ -77,8 +78,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if *unwritten == 0 {
 		return errors.New("resource: -max-unwritten is 0; it must be at least 1")
 	}
-	if *newFence != "" {
-		return setFence(ctx, *file, *newFence, stdout)
+	switch {
+	case *newFence != "":
+		return inFile(*file, func(store *boltstore.Store) error { return setFence(ctx, store, *file, *newFence, stdout) })
+	case *list:
+		return inFile(*file, func(store *boltstore.Store) error { return listFences(ctx, store, stdout) })
 	}
 	scheme := "http"
 	if *certFile != "" || *keyFile != "" {
@@ -96,6 +100,10 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	var store resource.Store = resource.NewMemory()
 	if *storeKind == "bolt" {
+		if _, missing := os.Stat(*file); errors.Is(missing, os.ErrNotExist) {
+			opts.Logger.Warn("created a new file, without any fences: if there was one before, stop and check -file, or stale tokens are accepted",
+				"file", *file)
+		}
 		if store, err = boltstore.Open(*file, &boltstore.Options{MaxUnwritten: *unwritten}); err != nil {
 			return errors.Join(fmt.Errorf("resource: -file: %w", err), ln.Close())
 		}
@@ -115,7 +123,32 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return server.Serve(ctx, ln, store, opts)
 }
 
-func setFence(ctx context.Context, file, assignment string, stdout io.Writer) error {
+func inFile(file string, do func(*boltstore.Store) error) error {
+	if _, err := os.Stat(file); err != nil {
+		return fmt.Errorf("resource: -file: %w", err)
+	}
+	store, err := boltstore.Open(file, nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(store), store.Close())
+}
+
+func listFences(ctx context.Context, store *boltstore.Store, stdout io.Writer) error {
+	keys, err := store.Keys(ctx)
+	for _, key := range keys {
+		rec, err := store.Read(ctx, key)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(stdout, "%v\t%s\n", rec.MaxFence, key); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func setFence(ctx context.Context, store *boltstore.Store, file, assignment string, stdout io.Writer) error {
 	at := strings.LastIndex(assignment, "=")
 	if at < 0 {
 		return fmt.Errorf("resource: -set-fence is %q; it must be of the form KEY=TOKEN", assignment)
@@ -124,13 +157,6 @@ func setFence(ctx context.Context, file, assignment string, stdout io.Writer) er
 	token, err := strconv.ParseUint(assignment[at+1:], 10, 64)
 	if err != nil {
 		return fmt.Errorf("resource: -set-fence is %q; after the = it must have an integer from 1 to %d", assignment, uint64(math.MaxUint64))
-	}
-	if _, err := os.Stat(file); err != nil {
-		return fmt.Errorf("resource: -file: %w", err)
-	}
-	store, err := boltstore.Open(file, nil)
-	if err != nil {
-		return err
 	}
 	rec, err := store.Read(ctx, key)
 	if err == nil {
@@ -143,5 +169,5 @@ func setFence(ctx context.Context, file, assignment string, stdout io.Writer) er
 	if err == nil {
 		_, err = fmt.Fprintf(stdout, "the fence of %q was %v and is %v\n", key, rec.MaxFence, resource.Fence{Token: token})
 	}
-	return errors.Join(err, store.Close())
+	return err
 }
