@@ -186,7 +186,8 @@ func (e *StaleTokenError) Error() string {
 		s += " (already applied)"
 	case e.Seen.Token > most && e.Got.Token <= most:
 		s += fmt.Sprintf(": if no lock has granted %d, stop all holders and lower the fence: fencelab fence set -force STORE-URL '%s' %d, "+
-			"or for cmd/resource: resource -file FILE -set-fence '%[2]s=%[3]d'", e.Seen.Token, strings.ReplaceAll(e.Key, "'", `'\''`), e.Got.Token)
+			"or for cmd/resource, with the server stopped: resource -file FILE -set-fence '%[2]s=%[3]d'",
+			e.Seen.Token, strings.ReplaceAll(e.Key, "'", `'\''`), e.Got.Token)
 	case e.Seen == e.Got && e.Seen.Seq < math.MaxUint64: // not a read, which would be admitted
 		s += fmt.Sprintf(": a further write under this token takes Seq %d", e.Seen.Seq+1)
 	}

@@ -71,7 +71,7 @@ func TestStaleTokenError(t *testing.T) {
 	err = &resource.StaleTokenError{Key: "acme's", Seen: resource.Fence{Token: math.MaxUint64, Seq: 1}, Got: resource.Fence{Token: 7, Seq: 1}}
 	require.EqualError(t, err, `resource: stale fencing token for "acme's": seen 18446744073709551615, got 7: `+
 		`if no lock has granted 18446744073709551615, stop all holders and lower the fence: fencelab fence set -force STORE-URL 'acme'\''s' 7, `+
-		`or for cmd/resource: resource -file FILE -set-fence 'acme'\''s=7'`)
+		`or for cmd/resource, with the server stopped: resource -file FILE -set-fence 'acme'\''s=7'`)
 	err.Seen.Token = 1<<53 - 1 // a lock's last
 	require.EqualError(t, err, `resource: stale fencing token for "acme's": seen 9007199254740991, got 7`)
 	top := resource.Fence{Token: 7, Seq: math.MaxUint64}

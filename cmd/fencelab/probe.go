@@ -308,7 +308,7 @@ func refusesStale(ctx context.Context, s *stores.Store) error {
 	seen := rec.MaxFence.Token
 	if seen > math.MaxUint64-2 {
 		return fmt.Errorf("the fence of %s is %d, so there is no newer token to try; lower it with 'fencelab fence set -force URL %[1]s 1', "+
-			"or for http 'resource -set-fence %[1]s=1'", key, seen)
+			"or for http, with the server stopped, 'resource -set-fence %[1]s=1'", key, seen)
 	}
 	token := seen + 2
 	err = s.Write(ctx, key, resource.NewFence(token, 1), nil)

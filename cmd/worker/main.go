@@ -185,23 +185,27 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 		return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refusal)
 	default:
 		return fmt.Errorf("worker: %w (that is fencing at work if another worker has written; if not, earlier tokens came "+
-			"from another lock service, or this one has lost its own: %s)", refusal, w.recovery(refusal))
+			"from another lock service, or this one has lost its own%s)", refusal, w.recovery(refusal))
 	}
 }
 
-// recovery returns the command of docs/operations.md that lets holders write again.
+// recovery returns what the error is to add: the command of docs/operations.md that lets holders write again, unless refusal
+// says it.
 func (w *worker) recovery(refusal error) string {
 	stale, _ := errors.AsType[*resource.StaleTokenError](refusal)
 	if stale == nil || stale.Got.Token >= stale.Seen.Token {
-		return "take another -key"
+		return ": take another -key"
 	}
 	key := "'" + strings.ReplaceAll(w.key, "'", `'\''`) + "'"
 	const maxToken = 1<<53 - 1 // the greatest token of these locks
 	if slices.Contains([]string{locks.Redis, locks.Postgres, locks.S3}, w.backend.Lock) && stale.Seen.Token < maxToken {
-		return fmt.Sprintf("raise the lock's counter: fencelab fence set -counter LOCK-URL %s %d", key, stale.Seen.Token)
+		return fmt.Sprintf(": raise the lock's counter: fencelab fence set -counter LOCK-URL %s %d", key, stale.Seen.Token)
 	}
-	return fmt.Sprintf("with all holders stopped, set the fence back: fencelab fence set -force STORE-URL %s %d; if the resource is "+
-		"cmd/resource, resource -set-fence KEY=%d", key, stale.Got.Token, stale.Got.Token)
+	if stale.Seen.Token > maxToken && stale.Got.Token <= maxToken {
+		return ""
+	}
+	return fmt.Sprintf(": stop all holders and lower the fence: fencelab fence set -force STORE-URL %s %d, "+
+		"or for cmd/resource, with the server stopped: resource -file FILE -set-fence KEY=%[2]d", key, stale.Got.Token)
 }
 
 var errGaveUp = errors.New("the lease was lost before the write")
