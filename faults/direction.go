@@ -50,7 +50,7 @@ type direction struct {
 	changed   chan struct{} // closed and replaced on changes of the above or a pipe's epoch
 }
 
-// pipe is one direction of one connection. Its goroutine owns it, but the direction guards epoch.
+// pipe is one direction of one connection. It belongs to its goroutine, except for epoch, which the direction's mutex guards.
 type pipe struct {
 	epoch     int
 	flow      flow // once shut, always shut

@@ -198,7 +198,7 @@ func (s *Scenario) line(first string, rest []string, n int) (err error) {
 	}
 	given := map[string]bool{"locks": s.Locks != nil, "variant": s.Variant != "", "tokens-lost": s.TokensLost, "min-ttl": s.MinTTL != 0}
 	if given[first] {
-		return fmt.Errorf("duplicate line %s", first)
+		return fmt.Errorf("duplicate line %q", first)
 	}
 	switch first {
 	case "locks":
@@ -288,7 +288,7 @@ const unfenced = "unfenced"
 func (s *Scenario) section(title, trace string, n int) error {
 	mode, text, _ := strings.Cut(title, ": ")
 	if _, ok := s.Traces[mode]; ok {
-		return fmt.Errorf("duplicate section %s", mode)
+		return fmt.Errorf("duplicate section %q", mode)
 	}
 	s.Traces[mode], s.lines["-- "+mode] = trace, n
 	if title == unfenced {

@@ -669,7 +669,7 @@ func TestOwnLockIsVetted(t *testing.T) {
 	s := hazard(t, "ReleaseCompareAndDelete")
 	s.Variant = variantLetsIn
 	o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
-	require.ErrorContains(t, err, "run C until held: C was granted the lock, although it should be held")
+	require.ErrorContains(t, err, "run C until held: C was granted the lock, although another worker should hold it")
 	require.NotEqual(t, history.Safe, o.Verdict)
 }
 

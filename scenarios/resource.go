@@ -27,7 +27,7 @@ type target interface {
 	// url is the address for workers, through link if not empty.
 	url(link string) string
 	hostPort() string
-	// sync records new decisions. report is the worker's next one, or nil.
+	// sync records new decisions. report is the next event that the worker reported, or nil.
 	sync(ctx context.Context, report *history.Event) error
 	kill(ctx context.Context) error
 	restart(ctx context.Context) error

@@ -293,7 +293,7 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 		case m.Event.Name == until:
 			return nil
 		case m.Event.Name == history.Acquired && until == history.Held && r.s.Workers[name].Try:
-			return fmt.Errorf("%s was granted the lock, although it should be held", name)
+			return fmt.Errorf("%s was granted the lock, although another worker should hold it", name)
 		}
 	}
 }

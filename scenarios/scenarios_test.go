@@ -36,7 +36,7 @@ var (
 	over     = flag.String("resource", "", "what the workers write to, of http, postgres, redis, s3 and dynamodb, or several with commas, on the lock of -backend\n"+
 		"or redis; empty: http on every lock, and where a test is over every store, those on redis")
 	ttl    = flag.Duration("ttl", scenarios.DefaultTTL, "the lease of the worker that the fault hits")
-	pause  = flag.Duration("pause", 0, "how long the freeze, or the delay in the network, lasts at least; 0: until the successor has got in")
+	pause  = flag.Duration("pause", 0, "minimum duration of the freeze or network delay; 0: no minimum, the scenario's steps decide")
 	record = flag.String("record", "", "a directory in which to leave the histories, for cmd/report")
 	update = flag.Bool("update", false, "rewrite the golden traces")
 )

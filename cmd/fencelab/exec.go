@@ -39,8 +39,9 @@ one that the command makes for itself, as timeout and setsid do. What is left of
 when the command or fencelab ends, even by kill -9, is killed.
 
 Exit codes: the command's; 128+N if signal N ended it, or the wait; 75 (-held-code)
-if the lock is held; 124 if the lease was lost, or a process can't be killed;
-125 if fencelab failed; 126 and 127 if the command can't be run or doesn't exist.`,
+if another client holds the lock; 124 if the lease was lost, or a process can't be
+killed; 125 if fencelab failed; 126 and 127 if the command can't be run or doesn't
+exist.`,
 	Examples: `
   fencelab exec -lock redis://127.0.0.1:6379 -key nightly -n -- ./backup.sh --all
   FENCELAB_LOCK=postgres://app:secret@db/app fencelab exec -key nightly -wait 10s -- ./job.sh   # ps doesn't show it`,
@@ -104,8 +105,8 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		"with ZooKeeper at most half of the servers' maxSessionTimeout, that is 20s with their default of 40s")
 	flags.DurationVar(&o.Renew.MaxHold, "max-hold", 24*time.Hour, "stop renewing the lease after this long; the command is stopped within one -ttl after that")
 	wait := flags.Duration("wait", 0, "maximum time to wait for the lock; 0: no limit")
-	try := flags.Bool("n", false, "don't wait, and print nothing if the lock is held")
-	held := flags.Int("held-code", exitHeld, "exit `code` if the lock is held")
+	try := flags.Bool("n", false, "don't wait, and print nothing if another client holds the lock")
+	held := flags.Int("held-code", exitHeld, "exit `code` if another client holds the lock")
 	o.Logger = cli.Logger(&flags)
 	if err := execCommand.Parse(&flags, args, stdout); err != nil {
 		return err

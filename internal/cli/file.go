@@ -25,7 +25,7 @@ func Replaceable(path string) error {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	if notReplaceable(path) {
+	if writtenInPlace(path) {
 		return nil
 	}
 	f, err := createTemp(path)
@@ -37,7 +37,7 @@ func Replaceable(path string) error {
 
 // ReplaceFile writes a file atomically. It writes to what is no regular file, such as /dev/null or a symbolic link.
 func ReplaceFile(path string, b []byte) (err error) {
-	if notReplaceable(path) {
+	if writtenInPlace(path) {
 		return os.WriteFile(path, b, 0o644)
 	}
 	f, err := createTemp(path)
@@ -56,7 +56,7 @@ func ReplaceFile(path string, b []byte) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-func notReplaceable(path string) bool {
+func writtenInPlace(path string) bool {
 	info, err := os.Lstat(path) // /dev/stdout may lead to a regular file
 	return err == nil && !info.Mode().IsRegular()
 }

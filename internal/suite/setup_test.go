@@ -263,7 +263,7 @@ func TestSetupImages(t *testing.T) {
 	require.Equal(t, "containers", testbed)
 	m.has("docker", "exit 1")
 	said, _, _ = m.setup("FENCELAB_TESTBED=containers")
-	require.Contains(t, said, "setup: going on without containers: no Docker engine answers: docker version says why\n")
+	require.Contains(t, said, "setup: going on without containers: no Docker engine answers; run docker version for details\n")
 }
 
 // An engine that hangs is none.

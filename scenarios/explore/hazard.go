@@ -214,10 +214,10 @@ func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (
 		}
 		w.serve(history.Run{Scenario: s.Name, TokensLost: s.TokensLost, Workers: names})
 		for i, name := range names {
-			how := w.roles[name]
-			missing := how.GetThenDel && !sys.Gap
-			how.Victim, how.NoRenew, how.Idle, how.Check, how.GetThenDel = false, false, false, false, false
-			if missing || how != (scenarios.Worker{}) {
+			role := w.roles[name]
+			missing := role.GetThenDel && !sys.Gap
+			role.Victim, role.NoRenew, role.Idle, role.Check, role.GetThenDel = false, false, false, false, false
+			if missing || role != (scenarios.Worker{}) {
 				err = errors.Join(err, fmt.Errorf("worker %s: %w", name, errors.ErrUnsupported))
 				continue
 			}
@@ -257,14 +257,14 @@ func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (
 }
 
 func (w *world) addWorker(i int, name string) {
-	how := w.roles[name]
+	role := w.roles[name]
 	ttl := 10 * time.Minute
-	if how.Victim {
+	if role.Victim {
 		ttl = w.sys.TTL
 	}
 	k := &worker{world: w, name: name}
 	var gap func() error
-	if how.GetThenDel {
+	if role.GetThenDel {
 		gap = func() error {
 			w.mu.Lock()
 			k.event(history.ReleaseGap, nil)

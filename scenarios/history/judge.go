@@ -363,7 +363,7 @@ func (j *judge) checkSeen(k *keyState, seen fence) {
 	case seen == k.max:
 	case seen.after(k.max):
 		k.gap = true
-		j.object("the resource has accepted fence %v, which is not in the history", seen)
+		j.object("the resource reports fence %v, which is not in the history", seen)
 	case !j.fenced(): // it need not keep them
 		j.object("the resource had accepted fence %v, and later reported only %v", k.max, seen)
 	default:

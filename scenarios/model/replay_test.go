@@ -148,13 +148,14 @@ func record(c Config, steps []Step) []history.Event {
 	}, history.Event{Kind: history.KindEnd})
 }
 
-// run returns 30 random steps, only reported ones and each read once if told, then releases by all workers, and the final state.
-func run(c Config, told bool, seed uint64) (steps []Step, end State) {
+// run returns 30 random steps, then releases by all workers, and the final state. With reported, the 30 are steps that are
+// reported, and no read is repeated.
+func run(c Config, reported bool, seed uint64) (steps []Step, end State) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	take := func(step Step) { steps, end = append(steps, step), step.State }
 	for range 30 {
 		next := slices.DeleteFunc(c.Next(end), func(step Step) bool {
-			return told && (step.ReplyLost || step.Verb == Release || step.Verb == Read && end.Workers[step.Worker].Phase == Ready)
+			return reported && (step.ReplyLost || step.Verb == Release || step.Verb == Read && end.Workers[step.Worker].Phase == Ready)
 		})
 		take(next[random.IntN(len(next))])
 	}

@@ -509,7 +509,7 @@ func (r result) granted() (scenarios.Lease, error) {
 	case r.err != nil:
 		return nil, r.err
 	case r.lease == nil:
-		return nil, errors.New("the lock has returned neither a lease nor an error")
+		return nil, errors.New("the lock returned neither a lease nor an error")
 	default:
 		return r.lease, nil
 	}

@@ -573,7 +573,7 @@ func testAdapter(t *testing.T, good promises.Kit) {
 		"Service.Nodes is empty":                func(k *promises.Kit) { k.Service = &scenarios.Service{} },
 		`Kit.Only: there is no promise or hazard "Exclusiv" of this lock; there are Exclusive, OneClient, `: func(k *promises.Kit) { k.Only = []string{"Exclusiv"} },
 		"Lease.Fence is 1, and Service.NoTokens is true":                                                    func(k *promises.Kit) { k.Service.NoTokens = true },
-		"the lock has returned neither a lease nor an error": func(k *promises.Kit) {
+		"the lock returned neither a lease nor an error": func(k *promises.Kit) {
 			k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) { return silent{}, nil }
 		},
 		"mine: open: got no lock and no error": func(k *promises.Kit) {

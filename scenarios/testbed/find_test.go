@@ -72,9 +72,9 @@ func TestNeed(t *testing.T) {
 	require.Contains(t, end(err), "skipped: no Redis here: ")
 
 	t.Setenv(testbed.EnvStrict, "1")
-	require.Contains(t, end(err), "failed: testbed: no Redis: tried every provider")
+	require.Contains(t, end(err), "failed: testbed: no Redis: auto found none")
 	_, err = testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Auto, AllowEmbedded: true})
-	require.Contains(t, end(err), "failed: testbed: no Redis: tried every provider", "an imitation doesn't do")
+	require.Contains(t, end(err), "failed: testbed: no Redis: auto found none", "an imitation doesn't do")
 }
 
 // An etcd without etcdutl isn't used.
@@ -126,6 +126,6 @@ func TestNeedFails(t *testing.T) {
 		_, err = testbed.StartRedis(t.Context(), &testbed.Options{AllowEmbedded: true})
 		require.ErrorContains(t, err, want, "an imitation doesn't do")
 		_, err = testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Auto})
-		require.Contains(t, end(err), "failed: testbed: no Redis: tried every provider")
+		require.Contains(t, end(err), "failed: testbed: no Redis: auto found none")
 	}
 }

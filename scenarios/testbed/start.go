@@ -35,7 +35,7 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 		return nil, err
 	}
 	if o.Clock && g.clock == nil {
-		return nil, fmt.Errorf("testbed: %s has no Options.Clock: %w", g.title, errors.ErrUnsupported)
+		return nil, fmt.Errorf("testbed: %s doesn't support Options.Clock: %w", g.title, errors.ErrUnsupported)
 	}
 	if p == Embedded && o.Provider == "" && !o.AllowEmbedded {
 		return nil, g.cannot(p, fmt.Errorf("testbed: this needs a real %s, but %s is %s: %s, and unset it", g.title, EnvProvider, p, g.installCommand()))
@@ -65,7 +65,7 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 		failed = append(failed, fmt.Sprintf("%s: %v", p, err))
 		missing = missing && lacks
 	}
-	tried := "tried every provider"
+	tried := "auto found none"
 	if chosen != Auto {
 		tried = fmt.Sprintf("%s is %s", EnvProvider, chosen)
 	}
@@ -86,7 +86,7 @@ func startAt(ctx context.Context, p Provider, g *group, o *Options) (*Cluster, e
 	case p == Local:
 		err = c.startHosted(ctx, g, o, newProcesses)
 	case len(o.Args) > 0 || o.Clock || len(g.join) > 0:
-		err = g.cannot(p, fmt.Errorf("this provider has no Args, no Clock and no replicas: %w", errors.ErrUnsupported))
+		err = g.cannot(p, fmt.Errorf("this provider doesn't support Options.Args, Options.Clock and replicas: %w", errors.ErrUnsupported))
 	case p == External:
 		err = c.findExternal(ctx, g)
 	default:
