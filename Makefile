@@ -78,7 +78,6 @@ check: $(LINT) ## Check modules, formatting, layers and lint, for Linux and macO
 	$(GO) mod tidy -diff
 	$(LINT) config verify --schema bin/golangci-$(LINT_VERSION).schema.json
 	$(LINT) fmt --diff
-	$(GO) vet ./...
 	GOOS=darwin $(GO) vet ./...
 	$(LINT) run
 
