@@ -12,7 +12,7 @@ import (
 )
 
 // locksOrder is the order of locks in the matrix. Others follow.
-var locksOrder = []string{"redis", "redlock", "etcd", "zookeeper", "consul", "postgres"}
+var locksOrder = []string{"redis", "redlock", "etcd", "zookeeper", "consul", "postgres", "s3"}
 
 // The signs of a matrix cell, from best to worst.
 const (

@@ -48,10 +48,9 @@ var notes = map[string]map[string]string{
 		"EndsWithContext": consulCalls,
 	},
 	"dynamolock": {
-		"KeysIndependent":    "DynamoDB's strings are UTF-8: other bytes of a key are replaced. Never promised",
-		"WaiterServed":       "the release's condition names the record's version, which a renewal without a reply has changed. No report known",
-		"LeaseLasts":         dynamolockMonitor,
-		"HolderDisconnected": dynamolockMonitor,
+		"KeysIndependent": "DynamoDB's strings are UTF-8: other bytes of a key are replaced. Never promised",
+		"WaiterServed":    "the release's condition names the record's version, which a renewal without a reply has changed. No report known",
+		"LeaseLasts":      dynamolockMonitor,
 		"LeaseRenewed": "[cirello-io/dynamolock#280](https://github.com/cirello-io/dynamolock/issues/280): the next renewal has the old version number. No " +
 			"report known: the release of an expired `Lock` takes its successor off the client's list of renewals",
 		"EveryMessage": "the AWS SDK sends `PutItem` again, whose condition then finds the item that the first has put. No report known",
@@ -67,6 +66,8 @@ var notes = map[string]map[string]string{
 			"defaults, 22 s after the last renewal of a lease of 15 s (17 s with the `Timeout` that `NewFromKubeconfig` sets). " +
 			"[kubernetes#139991](https://github.com/kubernetes/kubernetes/pull/139991), open, is about the same order",
 		"OddTTLs": "the record holds whole seconds, rounded down, and others go by the record. No report known",
+		"EveryMessage": "a release that meets another error than a conflict is logged and not repeated (`tryRelease`): the lock stays held for the rest of " +
+			"its lease. No report known",
 	},
 }
 

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"unicode"
@@ -188,8 +187,9 @@ func (e *StaleTokenError) Error() string {
 		s += fmt.Sprintf(": if no lock has granted %d, stop all holders and lower the fence: fencelab fence set -force STORE-URL '%s' %d, "+
 			"or for cmd/resource, with the server stopped: resource -file FILE -set-fence '%[2]s=%[3]d'",
 			e.Seen.Token, strings.ReplaceAll(e.Key, "'", `'\''`), e.Got.Token)
-	case e.Seen == e.Got && e.Seen.Seq < math.MaxUint64: // not a read, which would be admitted
-		s += fmt.Sprintf(": a further write under this token takes Seq %d", e.Seen.Seq+1)
+	case e.Seen == e.Got: // not a read, which would be admitted
+		s += ": another call used this token and Seq, and each call needs its own; if it wasn't of this grant, two holders have the same " +
+			"token, since the lock service has lost data"
 	}
 	return s
 }
