@@ -67,7 +67,9 @@ func service(t *testing.T, link func() link, o *consullock.Options) dlocktest.Se
 		Backend: func() dlock.Backend { return over(t, link(), o) },
 		Faulty: func() (dlock.Backend, dlocktest.Link) {
 			l := link()
-			return over(t, l, o), l.Link(transactions...)
+			faults := l.Link(transactions...)
+			faults.Refuse = l.Refuse("lock", "500 no space left on device")
+			return over(t, l, o), faults
 		},
 	}
 }

@@ -44,9 +44,18 @@ func conform(t *testing.T, set func(*pgxpool.Config)) {
 			},
 			Faulty: func() (dlock.Backend, dlocktest.Link) {
 				d := newDialer()
-				b, _ := newBackend(t, set, d.over)
+				b, pool := newBackend(t, set, d.over)
 				locktest.UseOnce(t, b, func() {}) // a fault must hit the statement's run, not its preparation
-				return b, d.Link()
+				role := func(change string) {     // of the only connection
+					_, err := pool.Exec(context.Background(), change)
+					require.NoError(t, err)
+				}
+				link := d.Link()
+				link.Refuse = func() (heal func()) {
+					role("SET ROLE pg_monitor") // which has no rights on the table
+					return sync.OnceFunc(func() { role("RESET ROLE") })
+				}
+				return b, link
 			},
 		}
 	}})

@@ -176,6 +176,17 @@ func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 		Faulty: func() (dlock.Backend, dlocktest.Link) {
 			p := ns.proc(t, o)
 			l := p.link(n)
+			if ns[0].mini != nil {
+				l.Refuse = func() (heal func()) {
+					answer := func(err string) {
+						for _, refuses := range ns[:n] {
+							refuses.mini.SetError(err)
+						}
+					}
+					answer("OOM command not allowed when used memory > 'maxmemory'.")
+					return func() { answer("") }
+				}
+			}
 			if n < len(ns) {
 				l.LoseRequests, l.Cut = nil, nil
 			}

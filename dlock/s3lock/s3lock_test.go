@@ -42,7 +42,9 @@ func service(t *testing.T, s site) dlocktest.Service {
 		Backend: func() dlock.Backend { return backend(t, s.client(), poll) },
 		Faulty: func() (dlock.Backend, dlocktest.Link) {
 			w := locktest.NewWire()
-			return backend(t, s.over(w), poll), w.Link("put", "then")
+			faults := w.Link("put", "then")
+			faults.Refuse = w.Refuse("put", "503 <Error><Code>SlowDown</Code></Error>")
+			return backend(t, s.over(w), poll), faults
 		},
 	}
 }

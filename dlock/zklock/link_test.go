@@ -42,11 +42,11 @@ type link struct {
 	fault  fault
 	op     int32 // for loseOneReply
 	held   chan struct{}
-	lost   int            // calls without request or reply
-	pause  time.Duration  // before the client reconnects, as for a slow DNS
-	refuse int32          // reply code for deletes, unless 0
-	mute   string         // prefix of watched paths whose events are lost, unless empty
-	before func(op int32) // called before a call is sent, unless nil
+	lost   int             // calls without request or reply
+	pause  time.Duration   // before the client reconnects, as for a slow DNS
+	refuse map[int32]int32 // reply codes by kind of call
+	mute   string          // prefix of watched paths whose events are lost, unless empty
+	before func(op int32)  // called before a call is sent, unless nil
 	calls  map[int32]int
 	conns  map[*conn]struct{}
 	watch  map[string]struct{}
@@ -67,11 +67,16 @@ const (
 )
 
 func newLink(addr string) *link {
-	return &link{addr: addr, name: uuid.NewString(), calls: map[int32]int{}, conns: map[*conn]struct{}{}, watch: map[string]struct{}{}}
+	return &link{addr: addr, name: uuid.NewString(), calls: map[int32]int{}, refuse: map[int32]int32{}, conns: map[*conn]struct{}{}, watch: map[string]struct{}{}}
 }
 
 func (l *link) faults() dlocktest.Link {
-	return locktest.Link(func(f fault) func() { return l.inject(f, 0) }, loseRequests, loseReplies, holdReplies, cut)
+	faults := locktest.Link(func(f fault) func() { return l.inject(f, 0) }, loseRequests, loseReplies, holdReplies, cut)
+	faults.Refuse = func() (heal func()) {
+		l.refuses(opCreate, overQuota)
+		return func() { l.refuses(opCreate, 0) }
+	}
+	return faults
 }
 
 func (l *link) inject(f fault, op int32) (heal func()) {
@@ -93,10 +98,11 @@ func (l *link) is(f fault) bool {
 	return l.fault == f
 }
 
-func (l *link) refuseDeletes(code int32) {
+// refuses sets the reply code to deletes or creates; 0: the server's.
+func (l *link) refuses(op, code int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.refuse = code
+	l.refuse[op] = code
 }
 
 func (l *link) muffle(prefix string) {
@@ -224,7 +230,7 @@ func (c *conn) Write(b []byte) (int, error) {
 	xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
 	call := op != opPing && op != opAuth && op != opClose && op != opSetWatches
 	c.l.mu.Lock()
-	f, before, refuse := c.l.fault, c.l.before, c.l.refuse
+	f, before, refuse := c.l.fault, c.l.before, c.l.refuse[op]
 	if call {
 		c.l.calls[op]++
 	}
@@ -245,10 +251,7 @@ func (c *conn) Write(b []byte) (int, error) {
 	case !call:
 		return c.Conn.Write(b)
 	}
-	if op != opDelete {
-		refuse = 0
-	}
-	if refuse != 0 { // the server finds another version
+	if refuse != 0 { // the server finds another version of the node, or a mode that it doesn't know
 		b = binary.BigEndian.AppendUint32(bytes.Clone(b[:len(b)-4]), math.MaxInt32)
 	}
 	c.mu.Lock()

@@ -279,7 +279,7 @@ func TestCreateReplyLostAndNotUndone(t *testing.T) {
 		locktest.Release(t, a, a.take(t, key, long)) // creates the parent
 		deletes := a.link.sent(opDelete)
 		heal := a.link.inject(loseReplies, 0)
-		a.link.refuseDeletes(refused)
+		a.link.refuses(opDelete, refused)
 		_, err := a.Acquire(t.Context(), locktest.Next(key, short))
 		require.Error(t, err)
 		require.NotErrorIs(t, err, dlock.ErrLost)
@@ -288,7 +288,7 @@ func TestCreateReplyLostAndNotUndone(t *testing.T) {
 		if refused != 0 {
 			locktest.Eventually(t, func() bool { return a.link.sent(opDelete) > deletes+1 })
 			require.NotEmpty(t, b.nodes(t, key))
-			a.link.refuseDeletes(0)
+			a.link.refuses(opDelete, 0)
 		}
 		locktest.Eventually(t, func() bool { return len(b.nodes(t, key)) == 0 })
 		locktest.Release(t, b, b.take(t, key, long))
@@ -1116,14 +1116,18 @@ func TestLeaseRunsOutWhileCutOff(t *testing.T) {
 	}
 }
 
-const throttled = -127 // unknown to the client
+// Reply codes that are unknown to the client.
+const (
+	throttled = -127
+	overQuota = -125
+)
 
 // cantDelete returns an expired lease after so many deletes have been refused.
 func (p party) cantDelete(t *testing.T, key string, code int32, times int) dlock.Grant {
 	t.Helper()
 	p.WatchAfter(long)
 	g := p.take(t, key, short)
-	p.link.refuseDeletes(code)
+	p.link.refuses(opDelete, code)
 	locktest.Eventually(t, func() bool { return p.link.sent(opDelete) > times })
 	return g
 }
@@ -1135,7 +1139,7 @@ func TestDeletionIsRefused(t *testing.T) {
 		require.Greater(t, time.Since(g.Start), short+(20+40+80+160)*time.Millisecond, "the pauses double")
 		_, err := b.TryAcquire(t.Context(), locktest.Next(key, long))
 		require.ErrorIs(t, err, dlock.ErrHeld)
-		a.link.refuseDeletes(0)
+		a.link.refuses(opDelete, 0)
 		locktest.Receive(t, g.Lost)
 		require.Greater(t, b.take(t, key, long).Fence, g.Fence)
 	}

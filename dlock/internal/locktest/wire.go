@@ -277,11 +277,20 @@ func (w wired) Release(ctx context.Context, g dlock.Grant) error {
 
 // Link is for a dlocktest.Service. It cuts all requests, and disturbs those of the kinds, and after "then" whatever follows.
 func (w *Wire) Link(kinds ...string) dlocktest.Link {
-	return Link(func(verb string) (heal func()) {
-		w.inject(&fault{verb: verb, kinds: kinds, every: true})
-		return sync.OnceFunc(func() {
-			_ = w.heal()
-			w.deliver()
-		})
-	}, "lose", "lose-reply", "hold-reply", "cut")
+	return Link(func(verb string) (heal func()) { return w.until(&fault{verb: verb, kinds: kinds}) },
+		"lose", "lose-reply", "hold-reply", "cut")
+}
+
+// Refuse is for a dlocktest.Link. The answer to requests of a kind is a Transport's.
+func (w *Wire) Refuse(kind, answer string) func() (heal func()) {
+	return func() func() { return w.until(&fault{verb: "answer", kinds: []string{kind}, arg: answer}) }
+}
+
+func (w *Wire) until(f *fault) (heal func()) {
+	f.every = true
+	w.inject(f)
+	return sync.OnceFunc(func() {
+		_ = w.heal()
+		w.deliver()
+	})
 }
