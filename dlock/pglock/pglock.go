@@ -283,8 +283,6 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left
 	switch {
 	case err != nil:
 		return g, 0, err
-	case fence != nil && ctx.Err() != nil: // it may have cut short the wait for a standby
-		return g, 0, failed(ctx, ctx.Err())
 	case fence != nil:
 		return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(*fence), TTL: r.TTL, Start: start}, 0, nil
 	case micros != nil:
@@ -349,6 +347,7 @@ func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 			break
 		}
 	}
+	err = cmp.Or(err, ctx.Err()) // it may have cut short the wait for a standby
 	switch {
 	case code(err) == "25006": // the server is now a standby; its name may resolve to the new primary
 		b.pool.Reset()

@@ -1016,29 +1016,34 @@ func (c slowlyClosed) Close() error {
 	return c.Conn.Close()
 }
 
-// PostgreSQL reports success, but a promoted standby would issue the token again.
+// PostgreSQL reports success, but a promoted standby would issue the token again, or end the lease early.
 func TestCancelledBeforeReplicated(t *testing.T) {
 	_, there := start(t, "-c", "synchronous_standby_names=nobody")
 	watch := newPool(t, there, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" })
 	require.NoError(t, pglock.CreateSchema(t.Context(), watch, nil))
 	b, _ := newBackend(t, there, cancels)
 	r := locktest.Request(time.Hour)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
-	tried := make(chan error, 1)
-	go func() {
-		_, err := b.TryAcquire(ctx, r)
-		tried <- err
-	}()
-	require.Eventually(t, func() (waits bool) {
-		require.NoError(t, watch.QueryRow(t.Context(),
-			"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')").Scan(&waits))
-		return waits
-	}, 30*time.Second, 5*time.Millisecond)
-	why := errors.New("enough")
-	cancel(why)
-	require.ErrorIs(t, <-tried, why)
+	g := locktest.Take(t, open(t, watch, nil), locktest.Request(time.Minute))
+	g.TTL = time.Hour
+	for _, call := range []func(context.Context) error{
+		func(ctx context.Context) error { _, err := b.TryAcquire(ctx, r); return err },
+		func(ctx context.Context) error { return b.Renew(ctx, g) },
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		called := make(chan error, 1)
+		go func() { called <- call(ctx) }()
+		require.Eventually(t, func() (waits bool) {
+			require.NoError(t, watch.QueryRow(t.Context(),
+				"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')").Scan(&waits))
+			return waits
+		}, 30*time.Second, 5*time.Millisecond)
+		why := errors.New("enough")
+		cancel(why)
+		require.ErrorIs(t, <-called, why)
+	}
 	require.Equal(t, r.Owner, *read(t, watch, r.Key).Owner, "the server has committed it")
+	require.Greater(t, time.Until(read(t, watch, g.Key).Expires), time.Minute, "and the renewal")
 }
 
 func TestOtherEncoding(t *testing.T) {
