@@ -138,6 +138,9 @@ func (b *Backend) join(ctx context.Context, p place, ttl time.Duration) (l *leas
 		err = b.number(ctx, l, q, changed)
 	}
 	if err != nil {
+		if sent {
+			b.clean(p, err)
+		}
 		b.remove(l)
 		return nil, nil, err
 	}
@@ -163,15 +166,15 @@ func (b *Backend) number(ctx context.Context, l *lease, q []node, changed int64)
 	return nil
 }
 
-// create appends a node to p's queue, and creates its parent if need be. It repeats a create without a reply. sent says that
-// there may be a node.
+// create appends a node to p's queue, and creates its parent if need be. It repeats a create without a reply, after which sent
+// says that there may be another node.
 func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (path string, sent bool, err error) {
 	for range 3 {
 		var r reply
 		err = thrice(func() (err error) {
 			r, err = b.createAt(ctx, p.parent+"/"+p.owner+":", []byte(ttl.String()), zk.FlagEphemeral|zk.FlagSequence)
 			cut, isCut := errors.AsType[*cutShortError](err)
-			sent = sent || err == nil || isCut && cut.answered != nil || broken(err) && !errors.Is(err, zk.ErrNoServer)
+			sent = sent || isCut && cut.answered != nil || broken(err) && !errors.Is(err, zk.ErrNoServer)
 			return err
 		})
 		if !errors.Is(err, zk.ErrNoNode) {

@@ -295,6 +295,19 @@ func TestCreateReplyLostAndNotUndone(t *testing.T) {
 	}
 }
 
+// The repeated create is answered, but the first one's node can't be deleted yet.
+func TestCreateReplyLostAndNotSwept(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	locktest.Release(t, a, a.take(t, key, long)) // creates the parent
+	defer a.link.inject(loseOneReply, opCreate)()
+	a.link.refuses(opDelete, throttled)
+	_, err := a.Acquire(t.Context(), locktest.Next(key, long))
+	require.Error(t, err)
+	require.Len(t, b.nodes(t, key), 2)
+	a.link.refuses(opDelete, 0)
+	locktest.Eventually(t, func() bool { return len(b.nodes(t, key)) == 0 })
+}
+
 func TestCreateReplyLostAndNotRepeated(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	locktest.Release(t, a, a.take(t, key, long)) // creates the parent
