@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/reports"
+	"github.com/fencelab/fencelab/reports/site"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
@@ -131,6 +132,20 @@ func region(t *testing.T, file, name, want string) {
 		return
 	}
 	require.Equal(t, want, old, "%s: run make report", file)
+}
+
+func TestSiteTables(t *testing.T) {
+	_, tables, err := site.Derive(os.DirFS("results"))
+	require.NoError(t, err)
+	for dir, all := range tables {
+		page := "results/" + dir + "/README.md"
+		for name, text := range all {
+			region(t, page, "report: "+name, text)
+		}
+		b, err := os.ReadFile(page)
+		require.NoError(t, err)
+		require.Equal(t, len(all), bytes.Count(b, []byte("<!-- report: ")), "tables of %s that the data has, and places", page)
+	}
 }
 
 func TestMatrix(t *testing.T) {

@@ -1,4 +1,4 @@
-// Command report judges and draws recorded histories, and regenerates charts, tables and site of the recorded results.
+// Command report judges and draws recorded histories, and regenerates charts and site of the recorded results.
 package main
 
 import (
@@ -35,7 +35,7 @@ With -jepsen it prints one history as a Jepsen history, for other people's check
 accepted write is a transaction that reads a list and appends to it.
 
 With -site it reads the recorded results in the folder -results instead: it regenerates
-their charts and tables there, and writes a site of all pages to the given folder. Open
+their charts there, and writes a site of all pages to the given folder. Open
 its index.html; no server is needed.
 
 The exit code is 1 if a history with fencing on is violated, if any history is
@@ -157,11 +157,11 @@ func export(histories []string, stdout io.Writer) error {
 
 func build(results, web string, stdout io.Writer) error {
 	folder := os.DirFS(results)
-	pages, err := site.Pages(folder)
+	charts, _, err := site.Derive(folder)
 	if err != nil {
 		return fmt.Errorf("-results %s: %w", results, err)
 	}
-	changed, err := pages.Write(results)
+	changed, err := charts.Write(results)
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func build(results, web string, stdout io.Writer) error {
 	if _, err := files.Write(web); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(stdout, "%d charts and pages in %s, %d of them changed\nwrote %s\n", len(pages), results, changed, filepath.Join(web, "index.html"))
+	_, err = fmt.Fprintf(stdout, "%d charts in %s, %d of them changed\nwrote %s\n", len(charts), results, changed, filepath.Join(web, "index.html"))
 	return err
 }
 

@@ -23,13 +23,16 @@ import (
 
 const recorded = "../results"
 
-var recordedPages = sync.OnceValues(func() (Files, error) { return Pages(os.DirFS(recorded)) })
+var recordedCharts = sync.OnceValues(func() (Files, error) {
+	charts, _, err := Derive(os.DirFS(recorded))
+	return charts, err
+})
 
 func TestRecorded(t *testing.T) {
 	folder := os.DirFS(recorded)
-	pages, err := recordedPages()
+	made, err := recordedCharts()
 	require.NoError(t, err)
-	for name, b := range pages {
+	for name, b := range made {
 		committed, err := fs.ReadFile(folder, name)
 		require.NoError(t, err)
 		require.Equal(t, string(b), string(committed), "%s isn't what the data says: run make report, and commit what it changes", name)
@@ -38,7 +41,7 @@ func TestRecorded(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, charts)
 	for _, chart := range charts {
-		require.True(t, pages[chart] != nil, "no data makes this chart: remove %s", chart)
+		require.True(t, made[chart] != nil, "no data makes this chart: remove %s", chart)
 		page, err := fs.ReadFile(folder, path.Join(path.Dir(chart), "README.md"))
 		require.NoError(t, err)
 		require.Contains(t, string(page), "("+path.Base(chart)+")", "its page doesn't show the chart")
@@ -87,7 +90,7 @@ func TestBrokenPage(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	line := `{"scenario":"HolderKilled","lock":"a<b","server":"","fencing":"on","ttl":"1s","verdict":"safe","stale":0,"refused":0,"lost":[],"writers":[],"tokens":[],"blocked":"1s"}`
-	files, err := Pages(fstest.MapFS{"holder-killed/runs.jsonl": {Data: []byte(line + "\n" + strings.ReplaceAll(line, "1s", "2s") + "\n")}})
+	files, _, err := Derive(fstest.MapFS{"holder-killed/runs.jsonl": {Data: []byte(line + "\n" + strings.ReplaceAll(line, "1s", "2s") + "\n")}})
 	require.NoError(t, err)
 	require.Contains(t, string(files["holder-killed/blocked.svg"]), ">a&lt;b</text>")
 }
@@ -119,7 +122,8 @@ func goals(t *testing.T, change func(r *load.Result)) string {
 	return claims(append(contentionClaims(medians), kept(rounds)))
 }
 
-// TestGoals changes runs so that a goal that is met is missed, or the reverse. TestRecorded compares all else.
+// TestGoals changes runs so that a goal that is met is missed, or the reverse. The pages' tables, which a test of reports compares,
+// show all else.
 func TestGoals(t *testing.T) {
 	of := func(sweep, lock string, contenders int) func(*load.Result) bool {
 		return func(r *load.Result) bool {
@@ -188,25 +192,6 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-func TestPage(t *testing.T) {
-	tables := map[string]string{"goals": "| goal |\n", "rates": "| rate |\n"}
-	const page = "# Words\n<!-- report: goals -->\nwhat was there\n<!-- end report: goals -->\nand\n<!-- report: rates -->\n<!-- end report: rates -->\nmore\n"
-	const want = "# Words\n<!-- report: goals -->\n| goal |\n<!-- end report: goals -->\nand\n<!-- report: rates -->\n| rate |\n<!-- end report: rates -->\nmore\n"
-	for _, text := range []string{page, want} {
-		got, err := fill([]byte(text), tables)
-		require.NoError(t, err)
-		require.Equal(t, want, string(got))
-	}
-	for text, want := range map[string]string{
-		strings.ReplaceAll(page, "report: goals", "report: gaols"):                         `the data has no table "gaols"; it has goals, rates`,
-		strings.Replace(page, "<!-- end report: goals -->", "", 1):                         "there is no <!-- end report: goals -->",
-		strings.Replace(page, "<!-- report: rates -->\n<!-- end report: rates -->", "", 1): `no place for the table "rates"`,
-	} {
-		_, err := fill([]byte(text), tables)
-		require.ErrorContains(t, err, want)
-	}
-}
-
 func TestData(t *testing.T) {
 	good := load.Result{Config: load.Config{Backend: "redis", Contenders: 2}, Seconds: 1}
 	lines := func(all ...load.Result) string {
@@ -230,17 +215,17 @@ func TestData(t *testing.T) {
 		"a broken histogram": {lines(broken), "run 1 (redis): load: a histogram can't be decoded"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Pages(fstest.MapFS{"contention/data.jsonl": {Data: []byte(c.data)}})
+			_, _, err := Derive(fstest.MapFS{"contention/data.jsonl": {Data: []byte(c.data)}})
 			require.ErrorContains(t, err, c.err)
 		})
 	}
-	none, err := Pages(fstest.MapFS{})
+	none, _, err := Derive(fstest.MapFS{})
 	require.NoError(t, err)
 	require.Empty(t, none, "what isn't recorded yet has no charts")
 }
 
 func TestCharts(t *testing.T) {
-	files, err := recordedPages()
+	files, err := recordedCharts()
 	require.NoError(t, err)
 	for name, b := range files {
 		if path.Ext(name) != ".svg" {
