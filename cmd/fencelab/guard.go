@@ -94,7 +94,7 @@ func runGuard(args []string) error {
 	syscall.CloseOnExec(outFD)
 	const maxSignal = 31
 	for s := syscall.Signal(1); s <= maxSignal; s++ { // those to the group; signal.Ignore would reach the command
-		if !signal.Ignored(s) {
+		if !signal.Ignored(s) && s != syscall.SIGTTIN && s != syscall.SIGTTOU { // Go doesn't report that these are ignored
 			signal.Notify(make(chan os.Signal, 1), s)
 		}
 	}
