@@ -68,7 +68,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	defer cancel()
 	f, err := openFence(ctx, args[0], *token, *isCounter)
 	if err != nil {
-		return fmt.Errorf("%s: %w", c.Name, err)
+		return fmt.Errorf("%s: %s: %w", c.Name, what, err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	rec, err := f.Read(ctx, args[1])

@@ -74,7 +74,7 @@ func openRedis(ctx context.Context, addr string, o Options) (*Store, error) {
 	if !o.Cluster {
 		c = redis.NewClient(opt)
 	} else if c, err = redisclient.OfCluster(ctx, addr, opt); err != nil {
-		return nil, fmt.Errorf("stores: %w", err)
+		return nil, err
 	}
 	if !o.Prepared { // Redis needs no preparation
 		if err := c.Ping(ctx).Err(); err != nil {
