@@ -22,6 +22,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/internal/open/onaws"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/s3object"
 	"github.com/fencelab/fencelab/resource"
 )
@@ -34,12 +35,24 @@ var errNotANumber = errors.New("is not a number")
 
 // counter is the counter of a redislock without a prefix. A reaped one restarts from fence-floor. In a Cluster none is reaped, and
 // locks don't read the floor from another node.
-type counter struct{ *redis.Client }
+type counter struct{ redis.UniversalClient }
+
+func openCounter(ctx context.Context, url string) (counter, error) {
+	o, err := redisclient.Options(url, nil)
+	if err != nil {
+		return counter{}, err
+	}
+	c, err := redisclient.OfCluster(ctx, url, o)
+	return counter{c}, err
+}
 
 func (c counter) where(key string) string { return "fence:{" + key + "} or fence-floor" }
 
 func (c counter) Read(ctx context.Context, key string) (resource.Record, error) {
 	n, err := c.number(ctx, "fence:{"+key+"}", "set the lock's counter: 'fencelab fence set -counter -force URL KEY TOKEN'")
+	if _, cluster := c.UniversalClient.(*redis.ClusterClient); cluster && errors.Is(err, redis.Nil) {
+		return last(0), nil
+	}
 	if errors.Is(err, redis.Nil) {
 		n, err = c.number(ctx, "fence-floor", "set it to the greatest token that any store has seen, at most 2^53 - 2: 'redis-cli SET fence-floor TOKEN'")
 		if errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ") {

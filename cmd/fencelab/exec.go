@@ -20,7 +20,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
-	"github.com/fencelab/fencelab/internal/proc"
 )
 
 var execCommand = cli.Command{
@@ -34,14 +33,14 @@ If the lease can't be renewed, the command gets SIGTERM a sixth of -ttl before t
 lease ends, and SIGKILL a thirtieth before; if the lock service takes the lease away,
 SIGKILL at once. A frozen machine misses these timers: the token protects the data.
 
-Signals go to the command's process group, which can't read from a terminal, and to
-one that the command makes for itself, as timeout and setsid do. What is left of them
-when the command or fencelab ends, even by kill -9, is killed.
+Signals go to the command and all its descendants, which can't read from a terminal.
+Those left when the command or fencelab ends, even by kill -9, are killed. (On other
+systems than Linux: the command's process group.)
 
 Exit codes: the command's; 128+N if signal N ended it, or the wait; 75 (-held-code)
-if another client holds the lock; 124 if the lease was lost, or a process can't be
-killed; 125 if fencelab failed; 126 and 127 if the command can't be run or doesn't
-exist.`,
+if another client holds the lock; 124 (-lost-code) if the lease was lost, or a
+process can't be killed; 125 if fencelab failed; 126 and 127 if the command can't be
+run or doesn't exist.`,
 	Examples: `
   fencelab exec -lock redis://127.0.0.1:6379 -key nightly -n -- ./backup.sh --all
   FENCELAB_LOCK=postgres://app:secret@db/app fencelab exec -key nightly -wait 10s -- ./job.sh   # ps doesn't show it`,
@@ -55,6 +54,7 @@ const (
 	exitCannotRun = 126
 	exitNotFound  = 127
 	exitSignal    = 128 // plus the signal
+	codeLost      = 256 // stands for -lost-code; no command exits with it
 )
 
 // forwardedSignals lists the signals to pass on, except ignored ones: SIGHUP under nohup, SIGINT under a shell's &. (Go doesn't report
@@ -92,8 +92,13 @@ func exit(code int, err error) error {
 }
 
 func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
+	lostCode := exitLost
 	defer func() {
-		if _, coded := errors.AsType[*cli.ExitError](err); err != nil && !coded && !errors.Is(err, flag.ErrHelp) {
+		coded, ok := errors.AsType[*cli.ExitError](err)
+		switch {
+		case ok && coded.Code == codeLost:
+			coded.Code = lostCode
+		case err != nil && !ok && !errors.Is(err, flag.ErrHelp):
 			err = exit(exitFailed, err)
 		}
 	}()
@@ -107,6 +112,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	wait := flags.Duration("wait", 0, "maximum time to wait for the lock; 0: no limit")
 	try := flags.Bool("n", false, "don't wait, and print nothing if another client holds the lock")
 	held := flags.Int("held-code", exitHeld, "exit `code` if another client holds the lock")
+	flags.IntVar(&lostCode, "lost-code", exitLost, "exit `code` if the lease was lost; timeout has the same default")
 	o.Logger = cli.Logger(&flags)
 	if err := execCommand.Parse(&flags, args, stdout); err != nil {
 		return err
@@ -127,6 +133,8 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return errors.New("want -n or a positive -wait, not both")
 	case *held&0xff != *held:
 		return fmt.Errorf("-held-code is %d; an exit code is 0 to 255", *held)
+	case lostCode&0xff != lostCode:
+		return fmt.Errorf("-lost-code is %d; an exit code is 0 to 255", lostCode)
 	case o.TTL < minTTL:
 		return fmt.Errorf("-ttl is %v; want at least %v: a command is stopped when a sixth of it is left, and needs time to end", o.TTL, minTTL)
 	case o.Renew.MaxHold <= 0:
@@ -188,7 +196,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	switch failed := h.Release(ctx); {
 	case failed == nil, errors.Is(err, dlock.ErrLost):
 	case errors.Is(failed, dlock.ErrLost):
-		return exit(exitLost, fmt.Errorf("the command has ended with exit code %d, but may have overlapped with another holder's: %w", exitCode(err), failed))
+		return exit(codeLost, fmt.Errorf("the command has ended with exit code %d, but may have overlapped with another holder's: %w", exitCode(err), failed))
 	default:
 		o.Logger.Warn("the lock could not be released; it is free when its lease ends", "err", failed)
 	}
@@ -233,7 +241,7 @@ func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait ti
 	return l.Acquire(ctx, key)
 }
 
-// errStillRuns can mean that the command has other privileges.
+// errStillRuns can mean that a process has other privileges. Then the lock isn't released.
 var errStillRuns = errors.New("a process can't be killed and is still running")
 
 // confirm renews a lease, as one that was handed over can be short. One that is long enough needs no answer: it is renewed again.
@@ -252,49 +260,38 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.
 	if err := confirm(ctx, h); err != nil {
 		return err
 	}
-	g, err := startGuard()
+	token, seq := h.Next()
+	env := append(os.Environ(), "FENCE_KEY="+h.Key(), "FENCE_TOKEN="+strconv.FormatUint(token, 10), "FENCE_SEQ="+strconv.FormatUint(seq, 10))
+	g, err := startGuard(cmd, env)
 	if err != nil {
-		return fmt.Errorf("can't guard the command's process group: %w", err)
+		return fmt.Errorf("can't guard the command: %w", err)
 	}
-	defer func() {
-		if left := g.end(); left != nil && !errors.Is(err, errStillRuns) {
-			why := fmt.Errorf("the command has ended with exit code %d, but", exitCode(err))
-			if exitCode(err) == exitLost {
-				why = fmt.Errorf("%w; and", err)
-			}
-			err = exit(exitLost, fmt.Errorf("%w %w; the lock is free when its lease ends", why, left))
-		}
-	}()
+	defer g.Close()
 	if err := begin(); err != nil {
 		return err
 	}
 	if lost := context.Cause(h.Context()); lost != nil { //nolint:contextcheck // the handle's
 		return fmt.Errorf("the command was not started: %w", lost)
 	}
-	token, seq := h.Next()
-	cmd.Env = append(os.Environ(), "FENCE_KEY="+h.Key(), "FENCE_TOKEN="+strconv.FormatUint(token, 10), "FENCE_SEQ="+strconv.FormatUint(seq, 10))
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pgid: g.Process.Pid}
-	c, err := proc.Start(cmd)
-	if err != nil {
-		return exit(cannotRun(err), err)
-	}
-	g.watch(c.PID)
-	lost := supervise(h, c.Exited(), g.signal, caught, maxHold) //nolint:contextcheck // the handle's
+	g.signal(startCommand)
+	lost := supervise(h, g.exited, g.signal, caught, maxHold) //nolint:contextcheck // the handle's
 	if errors.Is(lost, errStillRuns) {
-		return exit(exitLost, fmt.Errorf("the command was stopped: %w", lost))
+		return exit(codeLost, fmt.Errorf("the command was stopped: %w", lost))
 	}
-	err = c.Wait()
-	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
-		err = exit(failed.ExitCode(), nil)
-		if ws := failed.Sys().(syscall.WaitStatus); ws.Signaled() {
-			err = exit(exitSignal+int(ws.Signal()), nil)
-		}
-	}
+	code, left := g.result()
+	why := fmt.Errorf("the command has ended with exit code %d", code)
 	if lost != nil {
-		return exit(exitLost, fmt.Errorf("the command was stopped, with exit code %d: %w", exitCode(err), lost))
+		why = fmt.Errorf("the command was stopped, with exit code %d: %w", code, lost)
 	}
-	return err
+	switch {
+	case left != nil:
+		return exit(codeLost, fmt.Errorf("%w, but %w; the lock is free when its lease ends", why, left))
+	case lost != nil:
+		return exit(codeLost, why)
+	case code != 0:
+		return exit(code, nil)
+	}
+	return nil
 }
 
 // exitCode is the command's, in runUnder's error or nil.
@@ -347,70 +344,4 @@ func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal
 			}
 		}
 	}
-}
-
-// guard leads the command's process group, and kills it when this process has exited: the kernel then closes the guard's input.
-type guard struct {
-	*exec.Cmd
-	in      io.Writer
-	command int // the command's process, which may lead its own group; 0: not started
-}
-
-const guardScript = `trap '' HUP INT QUIT TERM USR1 USR2 ALRM PIPE ABRT TSTP TTIN TTOU
-echo; read -r command; read -r _; [ -z "$command" ] || kill -s KILL -- "-$command"; kill -s KILL 0`
-
-func startGuard() (*guard, error) {
-	g := &guard{Cmd: exec.Command("/bin/sh", "-c", guardScript, "fencelab-guard")} //nolint:noctx // end ends it
-	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	in, errIn := g.StdinPipe()
-	ready, errOut := g.StdoutPipe()
-	if err := errors.Join(errIn, errOut, g.Start()); err != nil {
-		return nil, err
-	}
-	g.in = in
-	if _, err := ready.Read(make([]byte, 1)); err != nil {
-		return nil, errors.Join(err, g.end())
-	}
-	return g, nil
-}
-
-// watch makes the guard kill the command's own group too, if it makes one.
-func (g *guard) watch(command int) {
-	g.command = command
-	_, _ = fmt.Fprintln(g.in, command) // the guard is dead only if someone has killed it
-}
-
-// signal signals both groups, and continues stopped processes so that they get it. The guard's group exists until the guard is
-// reaped. The other's id is the command's pid; after it is reaped and its group gone, another process may get the id, but Linux
-// first hands out all others, and g.end is called at once.
-func (g *guard) signal(s syscall.Signal) {
-	for _, group := range []int{g.Process.Pid, g.command} {
-		if group > 0 {
-			_ = syscall.Kill(-group, s)
-			_ = syscall.Kill(-group, syscall.SIGCONT)
-		}
-	}
-}
-
-// end kills the groups and waits up to a second for them to exit: their last write must not overlap with the next holder. It
-// returns errStillRuns if one isn't.
-func (g *guard) end() error {
-	g.signal(syscall.SIGKILL)
-	_ = g.Wait()
-	exists := func(group int) bool {
-		if group == 0 {
-			return false
-		}
-		_, _ = syscall.Wait4(-group, nil, syscall.WNOHANG, nil) // as pid 1 of a container, this process has inherited them
-		return !errors.Is(syscall.Kill(-group, 0), syscall.ESRCH)
-	}
-	for began := time.Now(); exists(g.Process.Pid) || exists(g.command); <-time.After(time.Millisecond) { // nothing notifies of a group's end
-		if time.Since(began) > time.Second {
-			if proc.Alive(g.Process.Pid) || g.command > 0 && proc.Alive(g.command) {
-				return errStillRuns
-			}
-			return nil
-		}
-	}
-	return nil
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/stores"
-	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/filestore"
 )
@@ -69,7 +68,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	defer cancel()
 	f, err := openFence(ctx, args[0], *token, *isCounter)
 	if err != nil {
-		return fmt.Errorf("%s: %w", c.Name, err)
+		return fmt.Errorf("%s: %s: %w", c.Name, what, err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	rec, err := f.Read(ctx, args[1])
@@ -136,10 +135,9 @@ func openFence(ctx context.Context, url, token string, isCounter bool) (fence, e
 	case err == nil && spec.Lock != locks.Postgres && spec.Lock != locks.Redis && spec.Lock != locks.S3:
 		return nil, fmt.Errorf("%s is not a store, and has no counter to set: stop all holders and set the store's fence back: 'fencelab fence set -force STORE-URL KEY TOKEN'", spec.Lock)
 	case isCounter:
-		c, err := redisclient.New(url)
-		return counter{c}, err
+		return openCounter(ctx, url)
 	}
-	s, err := stores.Open(ctx, url, stores.Options{Token: token, Prepared: true})
+	s, err := stores.Open(ctx, url, stores.Options{Token: token, Prepared: true, Cluster: true})
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +156,12 @@ func (s store) set(ctx context.Context, key string, token uint64, lower bool) er
 		return err
 	}
 	if s.setter == nil {
-		return fmt.Errorf("stop the resource, and lower it where the file is: 'resource -set-fence %s=%d'", key, token)
+		return fmt.Errorf("stop the resource, and lower it where the file is: %s", setFence(key, token))
 	}
 	return s.setter.SetFence(ctx, key, token)
+}
+
+// setFence is the shell command that sets a fence of cmd/resource. Without -file it would set one in another file.
+func setFence(key string, token uint64) string {
+	return fmt.Sprintf("resource -file FILE -set-fence '%s=%d'", strings.ReplaceAll(key, "'", `'\''`), token)
 }

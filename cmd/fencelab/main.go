@@ -42,6 +42,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	switch {
 	case args[0] == "exec":
 		return runExec(ctx, args[1:], stdout)
+	case args[0] == guardName:
+		return runGuard(args[1:])
 	case args[0] == "probe":
 		return runProbe(ctx, args[1:], stdout)
 	case args[0] == "fence":

@@ -13,19 +13,21 @@ import (
 	"net"
 	"net/http"
 	"regexp"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"github.com/hashicorp/consul/api"
+	"github.com/redis/go-redis/v9"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/stores"
-	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/s3object"
 	"github.com/fencelab/fencelab/resource"
 )
@@ -125,12 +127,37 @@ func (p *probe) clock(now, sent time.Time) {
 	p.expect(offset.Abs() <= time.Second+rtt, warning, reading, reading+": run NTP; a server clock that jumps ends leases early or late")
 }
 
+// redis checks a server, or all masters of its Cluster.
 func (p *probe) redis(ctx context.Context, addr string) error {
-	c, err := redisclient.New(addr)
+	c, err := openCounter(ctx, addr)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }()
+	cluster, ok := c.UniversalClient.(*redis.ClusterClient)
+	if !ok {
+		return p.redisServer(ctx, c.UniversalClient.(*redis.Client))
+	}
+	var mu sync.Mutex
+	masters := map[string]*redis.Client{}
+	if err := cluster.ForEachMaster(ctx, func(_ context.Context, m *redis.Client) error { // concurrently
+		mu.Lock()
+		defer mu.Unlock()
+		masters[m.Options().Addr] = m
+		return nil
+	}); err != nil {
+		return err
+	}
+	for _, at := range slices.Sorted(maps.Keys(masters)) {
+		p.expect(true, "", at+" is a master of a Redis Cluster", "")
+		if err := p.redisServer(ctx, masters[at]); err != nil {
+			p.expect(false, bad, "", fmt.Sprintf("redis at %s: %v", at, cli.OrEnd(ctx, err)))
+		}
+	}
+	return nil
+}
+
+func (p *probe) redisServer(ctx context.Context, c *redis.Client) error {
 	sent := time.Now()
 	now, err := c.Time(ctx).Result()
 	if err != nil {
@@ -308,7 +335,7 @@ func refusesStale(ctx context.Context, s *stores.Store) error {
 	seen := rec.MaxFence.Token
 	if seen > math.MaxUint64-2 {
 		return fmt.Errorf("the fence of %s is %d, so there is no newer token to try; lower it with 'fencelab fence set -force URL %[1]s 1', "+
-			"or for http, with the server stopped, 'resource -set-fence %[1]s=1'", key, seen)
+			"or for http, with the server stopped: %[3]s", key, seen, setFence(key, 1))
 	}
 	token := seen + 2
 	err = s.Write(ctx, key, resource.NewFence(token, 1), nil)

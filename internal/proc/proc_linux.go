@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -53,13 +52,58 @@ func Stat(file string) ([]string, error) {
 	return fields, nil
 }
 
-// Alive reports whether a process of the group runs, rather than being a zombie. Processes that /proc hides count as dead.
-func Alive(group int) bool {
+func adoptOrphans() error { return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
+
+// treeAttr: in this process's group, since setsid(1) forks and returns early if it leads one.
+func treeAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+
+// alive: a process without children has no descendants.
+func alive(int) bool { return false }
+
+// Signal signals all processes, as far as /proc shows them and this user may, and this process unless it is SIGKILL. A group gets
+// it at once, so that none of it forks meanwhile, except a SIGKILL of this process's own. A pid may be used again after the look
+// into /proc, but Linux first hands out all others.
+func (t *Tree) Signal(s syscall.Signal) {
+	own := syscall.Getpgrp()
+	outer, _ := syscall.Getpgid(os.Getppid()) // a descendant may have joined it
+	groups := map[int]bool{}
+	for pid, group := range descendants(os.Getpid()) {
+		switch {
+		case group == own && s != syscall.SIGKILL:
+		case group == own, group == outer, group <= 1: // -1 would mean every process
+			signal(pid, s)
+		case !groups[group]:
+			groups[group] = true
+			signal(-group, s)
+		}
+	}
+	if s != syscall.SIGKILL {
+		signal(-own, s)
+	}
+}
+
+// descendants returns the group of each descendant.
+func descendants(root int) map[int]int {
+	children, groups, found := map[int][]int{}, map[int]int{}, map[int]int{}
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
-	return slices.ContainsFunc(files, func(file string) bool {
-		stat, err := Stat(file) // Z with more than one thread: the first has ended
-		return err == nil && stat[Group] == strconv.Itoa(group) && (stat[State] != "Z" && stat[State] != "X" || stat[Threads] > "1")
-	})
+	for _, file := range files {
+		stat, err := Stat(file)
+		if err != nil {
+			continue
+		}
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		parent, _ := strconv.Atoi(stat[Parent])
+		groups[pid], _ = strconv.Atoi(stat[Group])
+		children[parent] = append(children[parent], pid)
+	}
+	for next := children[root]; len(next) > 0; next = next[1:] {
+		pid := next[0]
+		if _, again := found[pid]; !again { // if a pid was used again meanwhile
+			found[pid] = groups[pid]
+			next = append(next, children[pid]...)
+		}
+	}
+	return found
 }
 
 // ReadDir lists a directory of /proc, or returns fs.ErrNotExist if the process has ended.

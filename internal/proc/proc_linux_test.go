@@ -24,20 +24,6 @@ func TestChildDiesWithParent(t *testing.T) {
 	c.requireGone(t)
 }
 
-// A zombie isn't alive, nor is what nobody has started.
-func TestAlive(t *testing.T) {
-	cmd := exec.CommandContext(t.Context(), "sleep", "100")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	require.NoError(t, cmd.Start())
-	group := cmd.Process.Pid
-	require.True(t, proc.Alive(group))
-	require.NoError(t, syscall.Kill(group, syscall.SIGKILL))
-	require.Eventually(t, func() bool { return !proc.Alive(group) }, time.Minute, time.Millisecond)
-	require.NoError(t, syscall.Kill(-group, 0), "it is a zombie")
-	require.Error(t, cmd.Wait())
-	require.False(t, proc.Alive(group))
-}
-
 func TestGroupDiesWithLeader(t *testing.T) {
 	c := start(t, leaves)
 	require.NoError(t, c.in.(*os.File).Close())

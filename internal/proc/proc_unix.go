@@ -11,8 +11,15 @@ func sysProcAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: t
 
 func awaitExit(int) bool { return false }
 
-// Alive reports whether the group has a process of this user. Darwin doesn't permit signals to a zombie.
-func Alive(group int) bool { return syscall.Kill(-group, 0) == nil }
+func adoptOrphans() error { return nil }
+
+func treeAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// alive reports whether the group has a process of this user. Darwin doesn't permit signals to a zombie.
+func alive(group int) bool { return syscall.Kill(-group, 0) == nil }
+
+// Signal signals the command's process group.
+func (t *Tree) Signal(s syscall.Signal) { signal(-t.command, s) }
 
 // ReservePort returns a free TCP port of the loopback interface. Only on Linux is it reserved.
 func ReservePort() (port int, release func() error, err error) {

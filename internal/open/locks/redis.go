@@ -3,8 +3,6 @@ package locks
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -22,36 +20,12 @@ func openRedis(ctx context.Context, s Spec) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	var c redis.UniversalClient = redis.NewClient(o)
-	switch cluster := clustered(ctx, c); {
-	case ctx.Err() != nil:
-		return nil, errors.Join(context.Cause(ctx), c.Close())
-	case cluster: // other keys are on other nodes
-		_ = c.Close()
-		co := &redis.ClusterOptions{}
-		if strings.Contains(addr, "://") {
-			if co, err = redis.ParseClusterURL(addr); err != nil { // which may quote a password
-				return nil, errors.New("the URL of a Redis Cluster has a parameter that a Cluster's client doesn't take, such as db")
-			}
-		}
-		co.Addrs, co.TLSConfig, co.Dialer, co.ContextTimeoutEnabled = []string{o.Addr}, o.TLSConfig, o.Dialer, true
-		c = redis.NewClusterClient(co)
+	c, err := redisclient.OfCluster(ctx, addr, o)
+	if err != nil {
+		return nil, err
 	}
 	b, err := redislock.New(c, nil)
 	return opened(b, err, client{func(ctx context.Context) error { return c.Ping(ctx).Err() }, c.Close})
-}
-
-// clustered reports whether a server belongs to a Redis Cluster. A user may lack the right to INFO.
-func clustered(ctx context.Context, c redis.UniversalClient) bool {
-	info, err := c.Info(ctx, "cluster").Result()
-	if err == nil {
-		return strings.Contains(info, "cluster_enabled:1")
-	}
-	if _, answered := errors.AsType[redis.Error](err); !answered {
-		return false
-	}
-	hello := fmt.Sprint(c.Do(ctx, "HELLO").Val()) // a list, or a map with RESP3
-	return strings.Contains(hello, "mode cluster") || strings.Contains(hello, "mode:cluster")
 }
 
 // OpenRedlock opens a Redlock with options.

@@ -70,7 +70,12 @@ func openRedis(ctx context.Context, addr string, o Options) (*Store, error) {
 	if o.Fresh {
 		opt.ConnMaxLifetime = time.Nanosecond
 	}
-	c := redis.NewClient(opt)
+	var c redis.UniversalClient
+	if !o.Cluster {
+		c = redis.NewClient(opt)
+	} else if c, err = redisclient.OfCluster(ctx, addr, opt); err != nil {
+		return nil, err
+	}
 	if !o.Prepared { // Redis needs no preparation
 		if err := c.Ping(ctx).Err(); err != nil {
 			return nil, errors.Join(fmt.Errorf("stores: %w", err), c.Close())

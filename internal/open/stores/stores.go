@@ -58,6 +58,8 @@ type Options struct {
 	Fresh bool
 	// Prepared says that the table or bucket exists and, for S3, that the server honours conditions.
 	Prepared bool
+	// Cluster says that a Redis may be a node of a Redis Cluster.
+	Cluster bool
 }
 
 // Store owns its client. Only contexts bound its calls, and writes are not retried.

@@ -1,0 +1,79 @@
+package proc
+
+import (
+	"fmt"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// Tree is a command with all its descendants, also orphans and those with another process group or session; on other systems
+// than Linux it is the command's process group.
+type Tree struct {
+	command int
+	exited  chan syscall.WaitStatus
+	gone    chan struct{}
+}
+
+// StartTree starts cmd, whose files are *os.File. The process must lead its group and have no other children, since the tree's
+// orphans become its own. On Linux the command is killed when the calling goroutine ends.
+func StartTree(cmd *exec.Cmd) (*Tree, error) {
+	runtime.LockOSThread() // Linux sends the parent-death signal when the *thread* that forked ends
+	err := adoptOrphans()
+	if err == nil {
+		cmd.SysProcAttr = treeAttr()
+		err = cmd.Start()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("proc: %w", err)
+	}
+	t := &Tree{cmd.Process.Pid, make(chan syscall.WaitStatus, 1), make(chan struct{})}
+	go t.reap()
+	return t, nil
+}
+
+func (t *Tree) reap() {
+	for {
+		var status syscall.WaitStatus
+		switch pid, err := syscall.Wait4(-1, &status, 0, nil); {
+		case err == nil && pid == t.command:
+			t.exited <- status
+		case err != nil && err != syscall.EINTR: //nolint:errorlint // ECHILD, and then none can appear any more
+			close(t.gone)
+			return
+		}
+	}
+}
+
+// Exited receives the command's status.
+func (t *Tree) Exited() <-chan syscall.WaitStatus { return t.exited }
+
+// Kill kills all processes and reports whether they are gone within the limit.
+func (t *Tree) Kill(limit time.Duration) bool {
+	for began := time.Now(); !t.goneWithin(time.Millisecond); {
+		if time.Since(began) > limit {
+			return false
+		}
+		t.Signal(syscall.SIGKILL)
+	}
+	return true
+}
+
+func (t *Tree) goneWithin(d time.Duration) bool {
+	select {
+	case <-t.gone:
+		if !alive(t.command) {
+			return true
+		}
+		time.Sleep(d)
+	case <-time.After(d):
+	}
+	return false
+}
+
+// signal also continues stopped processes, so that they get the signal.
+func signal(to int, s syscall.Signal) {
+	_ = syscall.Kill(to, s)
+	_ = syscall.Kill(to, syscall.SIGCONT)
+}
