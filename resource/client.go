@@ -147,6 +147,9 @@ func (c *Client) do(ctx context.Context, method, key string, f Fence, value []by
 	if _, stale := errors.AsType[*StaleTokenError](err); stale {
 		return Record{}, err
 	}
+	if late := ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))); late && (method != http.MethodGet || f != Fence{}) {
+		err = fmt.Errorf("%w (the operation may still take effect)", err)
+	}
 	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
 		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}

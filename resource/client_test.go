@@ -395,7 +395,7 @@ func TestClientContext(t *testing.T) {
 	}
 	for said, want := range map[error]string{
 		errors.New("canceled"): `resource: PUT "k": the lease is lost: Put "http://h/r/k": canceled`,
-		cause:                  `resource: PUT "k": Put "http://h/r/k": the lease is lost`,
+		cause:                  `resource: PUT "k": Put "http://h/r/k": the lease is lost (the operation may still take effect)`,
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		c := newClient(t, "http://h", &resource.ClientOptions{HTTPClient: &http.Client{Transport: roundTrip(func() error {

@@ -212,14 +212,15 @@ func (p *probe) postgres(ctx context.Context, addr string) error {
 	defer func() { _ = c.Close() }() //nolint:contextcheck // it has a limit of its own
 	var now time.Time
 	var version, fsync, commit, unlogged string
-	var standby, lag bool
+	var standby, lag, endless bool
 	sent := time.Now()
 	if err := c.QueryRow(ctx, `SELECT clock_timestamp(), current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'),
 		pg_is_in_recovery(), EXISTS (SELECT FROM pg_stat_replication) AND
 		(current_setting('synchronous_standby_names') = '' OR current_setting('synchronous_commit') IN ('off', 'local')),
 		(SELECT coalesce(string_agg(relname, ', '), '') FROM pg_class
-		WHERE relname IN ('fencelab_lock', 'fencelab_fence') AND relpersistence <> 'p' AND pg_table_is_visible(oid))`).
-		Scan(&now, &version, &fsync, &commit, &standby, &lag, &unlogged); err != nil {
+		WHERE relname IN ('fencelab_lock', 'fencelab_fence') AND relpersistence <> 'p' AND pg_table_is_visible(oid)),
+		to_regclass('fencelab_fence') IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'`).
+		Scan(&now, &version, &fsync, &commit, &standby, &lag, &unlogged, &endless); err != nil {
 		return err
 	}
 	p.clock(now, sent)
@@ -230,6 +231,9 @@ func (p *probe) postgres(ctx context.Context, addr string) error {
 		"synchronous_commit is off, so a crash loses tokens and fences: 'ALTER SYSTEM SET synchronous_commit = on', then 'SELECT pg_reload_conf()'")
 	p.expect(unlogged == "", bad, "its tables of tokens and fences are logged, if it has any",
 		unlogged+": unlogged, so a crash loses tokens and fences: 'ALTER TABLE ... SET LOGGED'")
+	if endless {
+		p.expect(false, warning, "", "idle_in_transaction_session_timeout is 0, so a holder that freezes in a guarded transaction blocks its key without limit: set it")
+	}
 	return nil
 }
 

@@ -46,7 +46,8 @@ const maxDoublings = 6
 // succeeds, change returns an error, or ctx ends, and returns how often it called change. opts may be nil.
 //
 // If a swap fails with any other error, the change may have taken effect. To repeat Update safely, put a mark into the value,
-// such as a request's ID, that change can detect.
+// such as a request's ID, that change can detect. Then let it return the value unchanged, not an error: a swap waits for a
+// synchronous standby, which the first one's commit may have failed to reach; a read doesn't.
 func Update(ctx context.Context, s Store, key string, change func(value []byte) ([]byte, error), opts *Options) (tries int, err error) {
 	if err := resource.CheckKey(key); err != nil {
 		return 0, fmt.Errorf("cas: %w", err)

@@ -133,6 +133,27 @@ func TestGetRetries(t *testing.T) {
 	require.Equal(t, 3, tries)
 }
 
+// Once ctx ends, the server commits without a standby.
+func TestMissingStandby(t *testing.T) {
+	server := testmain.ServeNoStandby(t, prepare)
+	for name, set := range map[string]func(*pgxpool.Config){"closes": func(*pgxpool.Config) {}, "cancels": testmain.Cancels} {
+		t.Run(name, func(t *testing.T) {
+			s, key := cas.Postgres{Pool: testmain.Pool(t, server.Server, set)}, newKey()
+			err := server.Cut(t, func(ctx context.Context) error { return s.Swap(ctx, key, 0, []byte("v")) })
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorContains(t, err, "(the operation may still take effect)")
+			err = server.Cut(t, func(ctx context.Context) error { // as Update's comment says
+				_, err := cas.Update(ctx, s, key, func(value []byte) ([]byte, error) {
+					require.Equal(t, "v", string(value))
+					return value, nil
+				}, nil)
+				return err
+			})
+			require.ErrorIs(t, err, testmain.ErrCut)
+		})
+	}
+}
+
 func TestRingRefused(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	t.Cleanup(func() { require.NoError(t, ring.Close()) })

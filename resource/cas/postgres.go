@@ -8,8 +8,10 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelab/fencelab/resource/internal/calls"
+	"github.com/fencelab/fencelab/resource/internal/pgcall"
 )
 
 // Schema is the SQL that creates the table of a [Postgres]. It may be run again.
@@ -31,12 +33,9 @@ func (p Postgres) Get(ctx context.Context, key string) (value []byte, version in
 		return nil, 0, err
 	}
 	var text string // bytea's would depend on the session's bytea_output
-	for {
-		err = p.Pool.QueryRow(ctx, "SELECT encode(value, 'hex'), version FROM fencelab_cas WHERE key = $1", key).Scan(&text, &version)
-		if !isConflict(err) {
-			break
-		}
-	}
+	err = pgcall.Do(ctx, p.Pool, func(c *pgxpool.Conn) error {
+		return c.QueryRow(ctx, "SELECT encode(value, 'hex'), version FROM fencelab_cas WHERE key = $1", key).Scan(&text, &version)
+	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, 0, nil
 	}
@@ -64,18 +63,11 @@ func (p Postgres) Swap(ctx context.Context, key string, version int64, value []b
 	if version == 0 {
 		sql, args = "INSERT INTO fencelab_cas (key, version, value) VALUES ($1, 1, $2) ON CONFLICT DO NOTHING", args[:2]
 	}
-	done, err := p.Pool.Exec(ctx, sql, args...)
-	if isConflict(err) {
-		return ErrConflict
-	}
-	if err == nil && done.RowsAffected() == 0 {
-		err = ErrConflict
-	}
-	return err
-}
-
-// isConflict reports a serialization failure: above READ COMMITTED, the row has changed since the statement began.
-func isConflict(err error) bool {
-	e, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && e.Code == "40001"
+	return calls.Late(ctx, pgcall.Do(ctx, p.Pool, func(c *pgxpool.Conn) error {
+		done, err := c.Exec(ctx, sql, args...)
+		if err == nil && done.RowsAffected() == 0 {
+			err = ErrConflict
+		}
+		return err
+	}))
 }

@@ -154,7 +154,7 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 		ExpressionAttributeNames:  map[string]string{"#value": attrValue},
 		ExpressionAttributeValues: map[string]types.AttributeValue{":value": bytesValue(value)},
 	})
-	return failed(ctx, err)
+	return failed(ctx, calls.Late(ctx, err))
 }
 
 // SetFence is [resource.FenceSetter.SetFence].
@@ -172,7 +172,7 @@ func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
 	if _, missing := errors.AsType[*types.ConditionalCheckFailedException](err); missing {
 		return resource.ErrNotFound
 	}
-	return failed(ctx, err)
+	return failed(ctx, calls.Late(ctx, err))
 }
 
 // Close is [resource.Store.Close]. The client stays open.
@@ -210,7 +210,7 @@ func (s *Store) raise(ctx context.Context, key string, f resource.Fence, value t
 		rec, err = s.decode(key, refusal.Item)
 		return rec, &rec, err
 	case err != nil:
-		return rec, nil, failed(ctx, err)
+		return rec, nil, failed(ctx, calls.Late(ctx, err))
 	case value == nil:
 		rec, err = s.decode(key, out.Attributes)
 	}

@@ -46,11 +46,18 @@ var fences = &Store{t: tableNamed(pgx.Identifier{defaultTable}.Sanitize())}
 // resource that tx writes, in a fixed order to avoid deadlocks (SQLSTATE 40P01), and before you read what you write back: at READ
 // COMMITTED an earlier read may miss what a holder commits while Guard waits for the row's lock.
 //
-// Guard waits for a concurrent guard's transaction to end. At REPEATABLE READ and SERIALIZABLE, if that one commits, it returns a
-// serialization failure (40001); at SERIALIZABLE so may any later statement, and the commit. Then repeat tx with the same fence.
+// Guard waits for a concurrent guard's transaction to end, also if its process is frozen or its host is dead, however short the
+// lock's TTL: PostgreSQL keeps a frozen one's transaction without limit, a dead host's until TCP keepalive detects it, by default
+// after more than two hours. Set idle_in_transaction_session_timeout, longer than your transactions pause, and
+// tcp_keepalives_idle; lock_timeout (55P03) or ctx limits the wait. At REPEATABLE READ and SERIALIZABLE, if that one commits, it
+// returns a serialization failure (40001); at SERIALIZABLE so may any later statement, and the commit. Then repeat tx with the
+// same fence.
 //
 // After an error tx is rolled back (a nested transaction to its savepoint, so guard where you write), and its Commit returns
 // [pgx.ErrTxClosed] or [sql.ErrTxDone]. The rollback continues after ctx ends, for at most 5 s.
+//
+// With synchronous standbys check ctx after Commit: with pgconn.CancelRequestContextWatcherHandler, a commit whose ctx has ended
+// may return nil though no standby has it. Treat that as an unknown outcome, as if Commit had failed.
 //
 // Guard uses the table fencelab_fence, [Store.Guard] the Store's.
 func Guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
@@ -61,12 +68,16 @@ func Guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence) erro
 // at least one byte, identifies the transaction. If it was committed, the repeat with the same fence and request is refused with
 // [resource.ErrApplied], unless a later fence was accepted in between. Under another fence only the data can tell, for example an
 // invoice's primary key.
+//
+// The refused transaction is rolled back, so with synchronous standbys [resource.ErrApplied] doesn't say that one of them has the
+// first attempt, whose wait may have been cut short. To be sure, commit a transaction with [GuardRead] at the same fence.
 func GuardOnce(ctx context.Context, tx Tx, resourceID string, f resource.Fence, request []byte) error {
 	return fences.GuardOnce(ctx, tx, resourceID, f, request)
 }
 
 // GuardRead raises the fence of resourceID to f, as a fenced read does; f.Seq may be 0. Call it before you read what you write
-// back, in tx or later. What tx reads is protected once tx has committed. Otherwise it is like [Guard].
+// back, in tx or later. What tx reads is protected once tx has committed, for which a synchronous standby is waited for even if f
+// was accepted before. Otherwise it is like [Guard].
 func GuardRead(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
 	return fences.GuardRead(ctx, tx, resourceID, f)
 }

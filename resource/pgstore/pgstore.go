@@ -8,7 +8,11 @@
 //   - the search_path finds the same table of fences in all sessions. A temporary or unlogged one is refused, but not by Read,
 //     Overwrite and SetFence. Where others' SQL runs, give [Options].Table a schema and use [Store.Guard];
 //   - a promoted standby has every committed transaction: list all that may be promoted in synchronous_standby_names
-//     (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION), and stop the old primary first.
+//     (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION), and stop the old primary first;
+//   - nobody cancels a commit that waits for a standby (pg_cancel_backend): PostgreSQL then reports success with a warning only.
+//
+// pgx cancels one whose ctx ends. A call of Store then fails, even if the server reports success, and its repeat waits for the
+// standby again. In your own transactions check ctx after Commit, see [Guard].
 //
 // A restored backup brings old fences back.
 package pgstore
@@ -29,6 +33,7 @@ import (
 
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/internal/calls"
+	"github.com/fencelab/fencelab/resource/internal/pgcall"
 )
 
 // Schema is SQL that creates the table fencelab_fence. It may be run again.
@@ -50,9 +55,8 @@ var (
 )
 
 const (
-	defaultTable         = "fencelab_fence" // as in the SQL files
-	maxName              = 63               // bytes of a name
-	serializationFailure = "40001"          // rolled back because of a concurrent transaction
+	defaultTable = "fencelab_fence" // as in the SQL files
+	maxName      = 63               // bytes of a name
 )
 
 // Options configure a [Store].
@@ -98,7 +102,8 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 }
 
 // Store is a [resource.Store] on a table of fences that also holds the values. Each call is one statement at the connection's
-// default isolation level, retried after a serialization failure.
+// default isolation level, retried after a serialization failure. With synchronous standbys a repeated Write or fenced read locks
+// the row, so it waits for transactions of a later fence.
 type Store struct {
 	pool  *pgxpool.Pool
 	t     table
@@ -134,21 +139,23 @@ func fits(key string, value []byte) error {
 
 // Write is [resource.Store.Write]. A value has at most 256 MiB.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	return s.do(ctx, key, cmp.Or(resource.CheckFence(f), fits(key, value)), func() error { return s.t.accept(ctx, s.pool, key, f, orEmpty(value), nil) })
+	return s.do(ctx, key, cmp.Or(resource.CheckFence(f), fits(key, value)), func(c *pgxpool.Conn) error {
+		return s.t.accept(ctx, c, key, f, orEmpty(value), nil)
+	})
 }
 
 // Overwrite is [resource.Overwriter.Overwrite].
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	return s.do(ctx, key, cmp.Or(resource.CheckOffered(f), fits(key, value)), func() error {
-		_, err := s.pool.Exec(ctx, s.t.overwrite, key, number(f.Token), number(f.Seq), orEmpty(value))
+	return s.do(ctx, key, cmp.Or(resource.CheckOffered(f), fits(key, value)), func(c *pgxpool.Conn) error {
+		_, err := c.Exec(ctx, s.t.overwrite, key, number(f.Token), number(f.Seq), orEmpty(value))
 		return err
 	})
 }
 
 // Read is [resource.Store.Read].
 func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err error) {
-	err = s.do(ctx, key, nil, func() (err error) {
-		rec, err = scan(s.pool.QueryRow(ctx, s.t.read, key))
+	err = s.do(ctx, key, nil, func(c *pgxpool.Conn) (err error) {
+		rec, err = scan(c.QueryRow(ctx, s.t.read, key))
 		if errors.Is(err, sql.ErrNoRows) {
 			return resource.ErrNotFound
 		}
@@ -159,8 +166,8 @@ func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err 
 
 // ReadFenced is [resource.Store.ReadFenced].
 func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (rec resource.Record, err error) {
-	err = s.do(ctx, key, resource.CheckToken(f.Token), func() (err error) {
-		rec, err = s.t.raise(ctx, s.pool, key, f, true)
+	err = s.do(ctx, key, resource.CheckToken(f.Token), func(c *pgxpool.Conn) (err error) {
+		rec, err = s.t.raise(ctx, c, key, f, true)
 		return err
 	})
 	return rec, err
@@ -171,8 +178,8 @@ func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (r
 //	SELECT token, seq FROM fencelab_fence WHERE key = 'acme'
 //	UPDATE fencelab_fence SET token = 7, seq = 0 WHERE key = 'acme'
 func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
-	return s.do(ctx, key, resource.CheckToken(token), func() error {
-		tag, err := s.pool.Exec(ctx, s.t.setFence, key, number(token))
+	return s.do(ctx, key, resource.CheckToken(token), func(c *pgxpool.Conn) error {
+		tag, err := c.Exec(ctx, s.t.setFence, key, number(token))
 		if err == nil && tag.RowsAffected() == 0 {
 			err = resource.ErrNotFound
 		}
@@ -186,22 +193,12 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// do retries f after serialization failures, each of which means that another transaction has committed.
-func (s *Store) do(ctx context.Context, key string, invalid error, f func() error) error {
+func (s *Store) do(ctx context.Context, key string, invalid error, f func(*pgxpool.Conn) error) error {
 	if err := s.calls.Begin(ctx, key, invalid); err != nil {
 		return err
 	}
 	defer s.calls.End()
-	for {
-		err := f()
-		switch code(err) {
-		case serializationFailure:
-			continue
-		case "25006": // now a standby; its name may resolve to the new primary
-			s.pool.Reset()
-		}
-		return failed(ctx, err)
-	}
+	return failed(ctx, calls.Late(ctx, pgcall.Do(ctx, s.pool, f)))
 }
 
 type table struct{ write, raiseTo, read, overwrite, setFence string }
@@ -248,10 +245,10 @@ func (t table) raise(ctx context.Context, q querier, key string, f resource.Fenc
 	return rec, nil
 }
 
-// ask retries a statement that returns no row: at READ COMMITTED, a concurrent one has committed the same or a later fence since
-// it began.
+// ask retries a statement that returns no row: at READ COMMITTED, a concurrent one has committed the same fence since it began,
+// or a later one, or first the one and then the other.
 func ask(f func() error) error {
-	for range 2 {
+	for range 3 {
 		if err := f(); !errors.Is(err, sql.ErrNoRows) { // pgx.ErrNoRows wraps it
 			return err
 		}
@@ -282,21 +279,11 @@ func orEmpty(value []byte) []byte {
 }
 
 func failed(ctx context.Context, err error) error {
-	if code(err) == "42P01" {
+	if pgcall.Code(err) == "42P01" {
 		err = fmt.Errorf("the table of fences is missing; create it with pgstore.CreateSchema, or the default one with resource/pgstore/schema.sql: %w", err)
 	}
-	if code(err) == "53100" { // disk full
+	if pgcall.Code(err) == "53100" { // disk full
 		err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
 	}
 	return calls.Wrap(ctx, "pgstore", err)
-}
-
-func code(err error) string {
-	if e, ok := errors.AsType[interface { // of pgx and lib/pq
-		error
-		SQLState() string
-	}](err); ok {
-		return e.SQLState()
-	}
-	return ""
 }

@@ -264,7 +264,7 @@ func (s *Store) put(ctx context.Context, key string, rec resource.Record, in *s3
 		if s3object.LostRace(err) {
 			return fmt.Errorf("%w: %w", errLostRace, err)
 		}
-		return failed(ctx, err)
+		return failed(ctx, calls.Late(ctx, err))
 	}
 	s.known.set(key, version{rec: rec, etag: aws.ToString(out.ETag)})
 	return nil

@@ -196,6 +196,24 @@ func LostReply(t *testing.T, key string, retries resource.Store, link *Link, onc
 		return Reply(http.StatusInternalServerError, "")(r)
 	})
 	require.NoError(t, retries.Write(ctx, key, at(8), []byte("v")))
+
+	for _, call := range []func(context.Context) error{
+		func(ctx context.Context) error { return once.Write(ctx, key, at(9), []byte("v")) },
+		func(ctx context.Context) error {
+			_, err := once.ReadFenced(ctx, key, at(10))
+			return err
+		},
+	} {
+		ctx, cancel := context.WithCancelCause(ctx)
+		linkOnce.On(func(r *http.Request) (*http.Response, error) {
+			_ = r.Body.Close()
+			cancel(ErrCut)
+			return nil, ctx.Err()
+		})
+		err := call(ctx)
+		require.ErrorIs(t, err, ErrCut)
+		require.ErrorContains(t, err, "(the operation may still take effect)")
+	}
 }
 
 // LostReplyThenLaterFence loses the reply to a write that took effect, and lets a later one in before the client retries.

@@ -56,6 +56,14 @@ func Wrap(ctx context.Context, store string, err error) error {
 	return fmt.Errorf("%s: %w", store, err)
 }
 
+// Late returns err, the error of a call that was sent. If ctx's end is why, it says that the call may still take effect.
+func Late(ctx context.Context, err error) error {
+	if ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx)) {
+		return err
+	}
+	return fmt.Errorf("%w (the operation may still take effect)", err)
+}
+
 // Await returns what f does, or ctx's cause if that ends first, for clients that may ignore ctx while they wait. f then goes on,
 // and must not use what the caller may change. If f panics, so does Await, or f's goroutine if Await has returned.
 func Await[T any](ctx context.Context, f func() (T, error)) (T, error) {
@@ -82,7 +90,7 @@ func Await[T any](ctx context.Context, f func() (T, error)) (T, error) {
 		default:
 		}
 		var none T
-		return none, fmt.Errorf("%w (the operation may still take effect)", context.Cause(ctx))
+		return none, Late(ctx, context.Cause(ctx))
 	}
 }
 

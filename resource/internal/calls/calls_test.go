@@ -119,6 +119,20 @@ func TestAwaitPanicsAlone(t *testing.T) {
 	})
 }
 
+func TestLate(t *testing.T) {
+	cause := errors.New("the lease is lost")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	require.Equal(t, context.Canceled, calls.Late(ctx, context.Canceled), "of another context")
+	cancel(cause)
+	for _, err := range []error{nil, io.EOF, resource.ErrNoRoom} {
+		require.Equal(t, err, calls.Late(ctx, err))
+	}
+	for _, err := range []error{context.Canceled, cause} {
+		require.EqualError(t, calls.Late(ctx, err), err.Error()+" (the operation may still take effect)")
+		require.ErrorIs(t, calls.Late(ctx, err), err)
+	}
+}
+
 func TestWrap(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	require.NoError(t, calls.Wrap(ctx, "s", nil))
