@@ -211,7 +211,7 @@ func TestProbeStores(t *testing.T) {
 	require.ErrorContains(t, refusesStale(t.Context(), &stores.Store{Store: refusing{resource.NewMemory()}}), "seen 1, got 2")
 	full := resource.NewMemory()
 	require.NoError(t, full.Write(t.Context(), "fencelab-probe", resource.NewFence(math.MaxUint64-1, 1), nil))
-	requireProbe(t, 1, serve(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1', or for http: resource -file FILE -set-fence 'fencelab-probe=1'")
+	requireProbe(t, 1, serve(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1', or for http, with the server stopped: resource -file FILE -set-fence 'fencelab-probe=1'")
 
 	m := resource.NewMemory()
 	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, nil))
