@@ -59,18 +59,21 @@ func (c *check) failedTries() {
 func oneClient(c *check) {
 	a, other, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
-	c.siblings(a, key)
 	if !c.within(5*pause, acquiring(a, key)).returned {
 		c.breaks("an acquisition of a lock that its own client held hadn't returned %v after its context had ended", patience)
 	}
 	c.stays(l, other, key, "a cancelled wait of its holder's client")
 	c.free(l)
 	c.refused(a, a, "two callers of one client")
+	c.siblings(a)
 	c.contend(newKey(), c.overlap(pause/4), a, a, a, a, a, a)
 }
 
 // siblings checks that callers of a client that wait for a held key don't keep others from returning, nor end their waits.
-func (c *check) siblings(a *client, key string) {
+func (c *check) siblings(a *client) {
+	key := newKey()
+	l := c.take(a, key)
+	defer c.free(l)
 	waiter := c.wait(a, key)
 	time.Sleep(5 * pause)
 	if c.repeatedly(func() bool { return c.isSlow(a, key) }) {

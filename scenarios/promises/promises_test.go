@@ -422,7 +422,7 @@ func TestBrokenOnce(t *testing.T) {
 		"released again after a lost reply": {1, func(s *simple) { s.releaseOnce = true }, "ReleaseRetried ReleaseLate RenewedByHand"},
 		"released late, by one owner":       {1, func(s *simple) { s.sendsOnce = true }, "ReleaseLate ServerErrors RenewedByHand"},
 		"a token read after the grant":      {1, func(s *simple) { s.tokenRead = true }, "TokensIncrease"},
-		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed"},
+		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed ServerErrors"},
 		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
 		"renewed until three have failed":   {1, func(s *simple) { s.renewal = renewThrice }, "LeaseRenewed"},
 		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed ServerErrors"},
