@@ -75,6 +75,9 @@ var injections = map[string]injection{
 		}
 		return s.Clock.Jump(ctx, d)
 	}},
+	"deny": {server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+		return s.Deny(ctx)
+	}},
 }
 
 func lockLinks(fault func(*faults.Link, context.Context) (faults.Heal, error)) func(context.Context, *worker, Step) (faults.Heal, error) {

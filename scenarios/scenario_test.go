@@ -164,7 +164,7 @@ func TestParse(t *testing.T) {
 		"pause resource":                               "pause doesn't apply to the resource; these do: kill, restart",
 		"restart A, run A until done":                  "Test.txt:3: restart A: restart doesn't apply to a worker; these do: pause, resume, kill, hold,",
 		"flush A, run A until done":                    "flush doesn't apply to a worker; these do: pause, resume, kill, hold, deliver, cut, mend, refuse",
-		"hold redis":                                   "hold doesn't apply to a lock server; these do: pause, resume, kill, restart, isolate, rejoin, wipe, jump, flush,",
+		"hold redis":                                   "hold doesn't apply to a lock server; these do: pause, resume, kill, restart, isolate, rejoin, wipe, jump, deny, allow, flush,",
 		"pause A from redis, run A until done":         "only what is between a worker and the lock's servers has a from",
 		"pause A 1s, run A until done":                 `Test.txt:3: pause A 1s: only a fault of a server has a detail; remove "1s"`,
 		"pause A, run A until done":                    "Test.txt:3: pause A: the worker hasn't started by then; add a run first",

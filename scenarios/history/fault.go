@@ -57,6 +57,8 @@ var Faults = []Fault{
 	{Name: "rejoin", Label: " rejoins", Sentence: "connected {target} with its peers again"},
 	{Name: "wipe", Label: " restarted empty", Sentence: "killed {target} and restarted it without its data"},
 	{Name: "jump", Needs: "clock", Label: ": clock jumps", Sentence: "let the clock of {target} jump by {detail}"},
+	{Name: "deny", Undo: "allow", Label: " denies writes", Sentence: "made {target} answer writes with errors"},
+	{Name: "allow", Label: " allows writes", Sentence: "let {target} accept writes again"},
 	{Name: "flush", Label: " flushed", Sentence: "deleted all data of {target}"},
 	{Name: "evict", Label: " evicts its keys", Sentence: "made {target} run out of memory, so that it evicted its keys"},
 	{Name: "lag", Needs: "replica", Label: ": replica stops", Sentence: "stopped the replication from {target} to its replica"},

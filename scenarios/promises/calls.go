@@ -18,6 +18,12 @@ import (
 )
 
 func releaseRepeated(c *check) {
+	if c.repeatedly(func() bool {
+		l := c.take(c.lasting(), newKey())
+		return lasts(l, time.Now()) && errors.Is(c.do(l.Release), dlock.ErrLost)
+	}) {
+		c.breaks("three times the first release of a lease that lasted returned that it had been lost")
+	}
 	for _, of := range []string{"another client", "the same client"} {
 		c.often(func() (sure bool) {
 			a, b, other, key := c.lasting(), c.lasting(), c.lasting(), newKey()
@@ -358,10 +364,14 @@ var losses = map[string]lossFault{
 }
 
 func everyMessage(c *check) {
-	b, more := c.client(), ""
-	for _, what := range []string{"Acquire", "Release"} {
+	b, holder, more := c.client(), c.lasting(), ""
+	const refused, few = "TryAcquire of a held lock", 4 // an adapter's may poll
+	for _, what := range []string{"Acquire", "Release", refused} {
 		for kind, loss := range losses {
 			for n := 1; ; n++ {
+				if what == refused && n > few {
+					break
+				}
 				if n > maxMessages {
 					more = fmt.Sprintf("%s has more than %d %s: the loss of those behind was not tried", what, maxMessages, kind)
 					break
@@ -374,9 +384,13 @@ func everyMessage(c *check) {
 				c.connect(a)
 				var l scenarios.Lease
 				call := acquiring(a, key)
-				if what == "Release" {
+				switch what {
+				case "Release":
 					l = c.take(a, key)
 					call = releasing(l)
+				case refused:
+					l = c.take(holder, key)
+					call = trying(a, key)
 				}
 				heal := c.inject(a, loss.from(n))
 				r := c.briefly(call)
@@ -388,6 +402,10 @@ func everyMessage(c *check) {
 				got, _ := r.granted()
 				c.free(got)
 				after := fmt.Sprintf("%s lost its %s from number %d on", what, kind, n)
+				if what == refused {
+					after += ", and its holder's release,"
+					c.release(l)
+				}
 				c.comesFree(b, key, after)
 				c.free(l)
 				if c.comesFree(a, key, after+", its own client retrying,"); c.isDecided() {

@@ -1,6 +1,7 @@
 package promises
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -64,7 +65,35 @@ func oneClient(c *check) {
 	c.stays(l, other, key, "a cancelled wait of its holder's client")
 	c.free(l)
 	c.refused(a, a, "two callers of one client")
+	c.siblings(a)
 	c.contend(newKey(), c.overlap(pause/4), a, a, a, a, a, a)
+}
+
+// siblings checks that callers of a client that wait for a held key don't keep others from returning, nor end their waits.
+func (c *check) siblings(a *client) {
+	key := newKey()
+	l := c.take(a, key)
+	defer c.free(l)
+	waiter := c.wait(a, key)
+	time.Sleep(5 * pause)
+	if c.repeatedly(func() bool { return c.isSlow(a, key) }) {
+		c.breaks("three times, while another caller of its client waited for a held lock, TryAcquire of it waited for more than %v, too", tryLimit)
+	}
+	waiter.stop()
+	var says string
+	if c.repeatedly(func() bool {
+		leaves := c.wait(a, key)
+		time.Sleep(2 * pause)
+		stays := c.wait(a, key)
+		defer stays.stop()
+		time.Sleep(5 * pause)
+		leaves.stop()
+		time.Sleep(5 * pause)
+		says, _ = stays.failed.Load().(string)
+		return strings.Contains(says, context.Canceled.Error())
+	}) {
+		c.breaks("three times an acquisition whose context hadn't ended returned %q when another caller's of its client had", says)
+	}
 }
 
 // takeOver: one contender may take a lock that another, which saw the same expired lease, has just got.
@@ -394,7 +423,7 @@ func (c *check) refusedAgain(cl *client, key string) bool {
 func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	held, refused := map[string]scenarios.Lease{}, ""
 	keys := []string{"/" + base + "x", " " + base + "x", "y/" + base + "x"}
-	for _, more := range append(collisions(base), "/x", ":x", ".x", "-x", "_x", " x", "+x", "x", "/X", "//x", "/x/", "%2Fx", "{x}", "{y}", "x ", "Aa", "BB",
+	for _, more := range append(collisions(base), "/x", ":x", ".x", "-x", "_x", " x", "+x", "x", "/X", "//x", "/x/", "/./x", "/y/../x", "%2Fx", "{x}", "{y}", "x ", "Aa", "BB",
 		"01", "e", "é", "e\u0301", "\x00y", "\x00z", "\xfey", "\xffy", "", "\n", "\r", "\t", "%", "*",
 		"?a", "?b", "#a", "#b", "Ab", "BA", ",x", ";x", "=x", "&x", "|x", "@x", "$x", "\\x", "'x", "\"x",
 		// What a lock may keep beside its key.

@@ -31,13 +31,37 @@ func leaseLasts(c *check) {
 	}
 	a, b := c.client(), c.client()
 	wg.Go(func() { c.allTold(a, b) })
-	wg.Go(func() { c.together(c.outlivesReleased) })
+	wg.Go(func() { c.together(c.outlivesReleased, c.longLease) })
 	if c.k.Service.Reentrant {
 		wg.Go(func() { c.together(c.nested) })
 	}
 	wg.Wait()
 	if checked.Load() == 0 {
 		c.cannot("TryAcquire of a free lock granted no lease that lasted")
+	}
+}
+
+// longLease: the servers may allow no lease that is so long, or the lock may go by a default.
+func (c *check) longLease() {
+	if c.k.Fixed {
+		return
+	}
+	const ttls = 15
+	a, b, start := c.times(ttls), c.client(), time.Now()
+	keys := map[string]string{"acquired": newKey(), "renewed by hand": newKey()}
+	leases := map[string]scenarios.Lease{}
+	for how, key := range keys {
+		leases[how] = c.take(a, key)
+	}
+	if r, ok := leases["renewed by hand"].(renewer); ok {
+		_ = c.do(r.Renew)
+	}
+	c.inject(a, (*faults.Link).Cut)
+	for time.Since(start) < ttls*c.k.TTL && !c.isDecided() {
+		for how, l := range leases {
+			c.still(l, b, keys[how], fmt.Sprintf("a lease of %v had been %s, and its holder was cut off,", l.TTL(), how))
+		}
+		time.Sleep(5 * pause)
 	}
 }
 
@@ -167,20 +191,7 @@ func leaseRenewed(c *check) {
 		})
 	}
 	c.sameClient()
-	if !c.k.Fixed {
-		c.often(func() bool {
-			a, err := c.open(2*c.k.TTL - time.Millisecond/2)
-			if err != nil {
-				return true // refused
-			}
-			l, err := c.try(a, newKey())
-			if err != nil {
-				return true // refused; OddTTLs checks whether it blocks others
-			}
-			c.free(l)
-			return c.outlast(a, c.client(), 0, 3*c.k.TTL, " after renewals, of an odd TTL")
-		})
-	}
+	c.oddRenewals(func(l scenarios.Lock) scenarios.Lock { return l })
 	if !c.isDecided() {
 		select { // if renewals add up, the lease outlasts what a dead holder is allowed
 		case <-time.After(time.Until(began.Add(c.limit() + patience))):
@@ -192,6 +203,24 @@ func leaseRenewed(c *check) {
 	}
 	c.inject(a, (*faults.Link).Cut)
 	c.comesFree(c.times(12), key, fmt.Sprintf("its lease had been renewed for %v, and its holder was cut off,", time.Since(began).Round(time.Second)))
+}
+
+func (c *check) oddRenewals(renewed func(scenarios.Lock) scenarios.Lock) {
+	if c.k.Fixed {
+		return
+	}
+	c.often(func() bool {
+		a, err := c.open(2*c.k.TTL - time.Millisecond/2)
+		if err != nil {
+			return true // refused
+		}
+		l, err := c.try(a, newKey())
+		if err != nil {
+			return true // refused; OddTTLs checks whether it blocks others
+		}
+		c.free(l)
+		return c.outlast(&client{Lock: renewed(a.Lock), links: a.links}, c.client(), 0, 3*c.k.TTL, " after renewals, of an odd TTL")
+	})
 }
 
 func (c *check) waitedFor(a *client) {
@@ -279,7 +308,10 @@ func renewedByHand(c *check) {
 	if !c.k.Fixed {
 		extends(c.k.TTL / 3) // its requests may have a shorter time limit
 	}
-	c.together(func() { c.waitedFor(&client{Lock: byHand{c.times(3).Lock, c}}) }, c.addUp)
+	c.together(
+		func() { c.waitedFor(&client{Lock: byHand{c.times(3).Lock, c}}) }, c.addUp,
+		func() { c.oddRenewals(func(l scenarios.Lock) scenarios.Lock { return byHand{l, c} }) },
+	)
 	succeeds := func(l scenarios.Lease, when string) {
 		if c.do(l.(renewer).Renew) == nil {
 			c.breaks("the renewal of a lease %s returned no error", when)
@@ -326,6 +358,11 @@ func renewedByHand(c *check) {
 	if c.do(l.Release) == nil {
 		succeeds(l, "that had been released")
 		c.comesFree(c.client(), key, "the renewal of a lease that had been released")
+		if !c.k.Service.Reentrant && !c.isDecided() { // one owner may stand for all grants of its client
+			later := c.take(a, key)
+			succeeds(l, "that had been released, and whose lock its client had got again,")
+			c.free(later)
+		}
 	}
 }
 

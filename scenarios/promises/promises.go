@@ -31,9 +31,9 @@ import (
 
 // Kit is a lock to check, and how to check it.
 type Kit struct {
-	// Service is the lock: its name, Nodes, NoTokens and NoRenew. With Fault, the kit also restarts the servers without their data
-	// and sets their clocks: no other test may use them meanwhile, and Fault must support wipe and jump of [scenarios.LockService]
-	// and wipe of each node. With Forget, it also deletes locks that are held.
+	// Service is the lock: its name, Nodes, NoTokens and NoRenew. With Fault, the kit also restarts the servers without their data,
+	// sets their clocks, and has them deny writes: no other test may use them meanwhile. It does wipe, jump, deny and allow of
+	// [scenarios.LockService], and wipe of each node. With Forget, it also deletes locks that are held.
 	Service *scenarios.Service
 	// Open opens a client of the lock. If its leases' Until is zero, only their Context counts. The hazards use the function that
 	// was given to [scenarios.Child].

@@ -46,6 +46,70 @@ func (c *check) skewed(by time.Duration, says string, meanwhile func(when string
 	})
 }
 
+// serverErrors: unlike a lost message, an error may be taken for a reply.
+func serverErrors(c *check) {
+	a, b, other := c.lasting(), c.lasting(), c.client()
+	held, freed, unused, queued := newKey(), newKey(), newKey(), newKey()
+	l, gone, awaited := c.take(a, held), c.take(a, freed), c.take(a, queued)
+	c.connect(b)
+	waiter := c.wait(other, queued)
+	defer waiter.stop()
+	time.Sleep(5 * pause)
+	allow := c.deny()
+	for key, l := range map[string]scenarios.Lease{held: l, unused: nil} {
+		got, err := c.briefly(trying(b, key)).granted()
+		switch {
+		case err == nil && (l == nil || lasts(l, time.Now())):
+			c.breaks("TryAcquire granted a lock while the servers answered writes with errors")
+		case errors.Is(err, dlock.ErrHeld) && l == nil:
+			c.notes("a TryAcquire that the servers answered with an error returned that another client held the lock, which nobody had touched")
+		}
+		c.free(got)
+	}
+	if r, ok := l.(renewer); ok && c.briefly(without(r.Renew)).err == nil {
+		c.breaks("a renewal that the servers answered with an error returned no error")
+	}
+	err, after := c.briefly(releasing(gone)).err, "a release that the servers answered with an error, and that returned %v,"
+	allow()
+	c.still(l, b, held, "calls that the servers answered with errors")
+	if err != nil && !errors.Is(err, dlock.ErrLost) {
+		err, after = c.do(gone.Release), "a release that the servers had answered with an error was retried, and returned %v,"
+	}
+	if err == nil || errors.Is(err, dlock.ErrLost) {
+		c.comesFree(c.client(), freed, fmt.Sprintf(after, err))
+	}
+	c.release(awaited)
+	if err := waiter.pass(c.limit()); err != nil {
+		c.blocked(queued, "a waiter whom the servers had answered with errors hadn't got the lock %v after its release: %v", c.limit(), err)
+	}
+	c.comesFree(other, queued, "a waiter whom the servers had answered with errors was served, and its release,")
+	c.comesFree(other, unused, "an acquisition that the servers had answered with an error")
+	c.comesFree(b, unused, "an acquisition that the servers had answered with an error, its own client retrying,")
+	if !c.k.Service.NoRenew && !c.isDecided() && c.repeatedly(c.endsByError) {
+		c.breaks("three times a lease ended after the servers had answered one of its renewals with an error")
+	}
+}
+
+func (c *check) endsByError() bool {
+	a := c.times(3)
+	l := c.take(a, newKey())
+	defer c.free(l)
+	c.renewedOnce(l)
+	allow := c.deny()
+	for end, before := time.Now().Add(l.TTL()), a.messages(); a.messages() == before && time.Now().Before(end); {
+		time.Sleep(pause)
+	}
+	time.Sleep(pause) // until it is answered
+	allow()
+	return c.ends(l, l.TTL()+c.k.TTL)
+}
+
+// deny has the servers answer writes with errors.
+func (c *check) deny() (allow func()) {
+	c.fault(scenarios.Step{Verb: "deny", Target: scenarios.LockService})
+	return func() { c.fault(scenarios.Step{Verb: "allow", Target: scenarios.LockService}) }
+}
+
 func partition(c *check) {
 	n := len(c.k.Service.Nodes)
 	var wg sync.WaitGroup

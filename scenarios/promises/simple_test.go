@@ -64,6 +64,7 @@ type simple struct {
 	tokenEnds    bool // the counter expires with the lease
 	single       bool // a grant frees its client's other lock, as MySQL's GET_LOCK once did
 	short        bool
+	capped       bool // TTLs of more than eight seconds
 	subscribed   bool // waiters retry on a notification or when the lease has expired
 	session      bool // a lock is free once its holder is disconnected
 	anyServer    bool
@@ -208,6 +209,7 @@ const (
 	renewGroup      // until one of the leases that its client has at the same time is lost
 	renewThrice     // until three have failed
 	renewUnclosed   // but when the client is closed the holder isn't told
+	renewToError    // of a server
 )
 
 type lease struct {
@@ -235,6 +237,8 @@ const (
 	handLate
 	handNothing
 	handAsks
+	handOwn // any lease of its client
+	handCapped
 )
 
 func (l *lease) Renew(ctx context.Context) (err error) {
@@ -250,6 +254,10 @@ func (l *lease) Renew(ctx context.Context) (err error) {
 		script = upsert
 	case handShort:
 		ttl /= 2
+	case handOwn:
+		script = ofOwner
+	case handCapped:
+		ttl = min(ttl, 8000)
 	case handNothing:
 		return nil
 	case handAsks:
@@ -286,6 +294,9 @@ var (
 		return fence`)
 	renew   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
 	add     = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], redis.call('pttl', KEYS[1]) + ARGV[2]) end return 0`)
+	whole   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2] - ARGV[2] % 1000) end return 0`)
+	ofOwner = redis.NewScript(`
+		if string.sub(redis.call('get', KEYS[1]) or '', 1, 36) == string.sub(ARGV[1], 1, 36) then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
 	extend  = redis.NewScript(`return redis.call('pexpire', KEYS[1], ARGV[2])`)
 	another = redis.NewScript(`
 		local has, next = redis.call('get', KEYS[1]), ARGV[1] .. '+'
@@ -459,6 +470,12 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 	}
 	if s.oneOwner || s.releaseOnce || s.sendsOnce || s.reentrant || s.cleansUp {
 		value = s.owner
+	}
+	if s.byHand == handOwn {
+		value = s.owner + value
+	}
+	if s.capped {
+		ttl = min(ttl, 8*time.Second)
 	}
 	if s.hash != nil {
 		key = fmt.Sprint(s.hash([]byte(key)))
@@ -836,7 +853,7 @@ func (l *lease) renew(ctx context.Context) {
 		if refused = err != nil && l.s.renewal == renewToRefusal && !errors.Is(err, dlock.ErrLost) && !isTimeout(err); refused {
 			return
 		}
-		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver {
+		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver || isServers(err) && l.s.renewal == renewToError {
 			return
 		}
 		if err != nil && l.s.renewal == renewDespite {
@@ -1403,6 +1420,124 @@ func insists(ctx context.Context, l *lease, free func() error) error {
 		go l.s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return l.s.redis.Del(ctx, l.key).Err() })
 	}
 	return err
+}
+
+// isServers reports whether a server answered with an error.
+func isServers(err error) bool {
+	_, ok := errors.AsType[redis.Error](err)
+	return ok && !errors.Is(err, redis.Nil)
+}
+
+func freesByError(_ context.Context, _ *lease, free func() error) error {
+	if err := free(); !isServers(err) {
+		return err
+	}
+	return nil
+}
+
+func grantsErrors(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+	l, err := try(ctx)
+	if isServers(err) {
+		return s.granted(ctx, key), nil
+	}
+	return l, err
+}
+
+func saysLost(_ context.Context, _ *lease, free func() error) error {
+	if err := free(); err != nil {
+		return err
+	}
+	return dlock.ErrLost
+}
+
+// joins has a try that is refused join a queue, and leave it in another message.
+func joins(s *simple) {
+	blocked := func(ctx context.Context, key string) error {
+		n, err := s.redis.LLen(ctx, key+":line").Result()
+		if n > 0 {
+			err = dlock.ErrHeld
+		}
+		return err
+	}
+	s.tryCalls = func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+		if err := blocked(ctx, key); err != nil {
+			return nil, err
+		}
+		l, err := try(ctx)
+		if errors.Is(err, dlock.ErrHeld) {
+			s.redis.RPush(ctx, key+":line", 1)
+			s.redis.LRem(ctx, key+":line", 1, 1)
+		}
+		return l, err
+	}
+	s.acquires = func(ctx context.Context, _ *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+		for errors.Is(blocked(ctx, key), dlock.ErrHeld) {
+			time.Sleep(13 * time.Millisecond)
+		}
+		return acquire()
+	}
+}
+
+// takesTurns has a client's calls for a key wait for each other.
+func takesTurns(s *simple) {
+	var turns sync.Map
+	inTurn := func(ctx context.Context, key string, get func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+		turn, _ := turns.LoadOrStore(key, make(chan struct{}, 1))
+		select {
+		case turn.(chan struct{}) <- struct{}{}:
+			defer func() { <-turn.(chan struct{}) }()
+			return get()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	s.tryCalls = func(ctx context.Context, _ *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+		return inTurn(ctx, key, func() (scenarios.Lease, error) { return try(ctx) })
+	}
+	s.acquires = func(ctx context.Context, _ *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+		return inTurn(ctx, key, acquire)
+	}
+}
+
+// sharesWaits has a client's waiters of a key wait together, until the context of the first ends.
+func sharesWaits(s *simple) {
+	type shared struct {
+		done chan struct{}
+		err  error
+	}
+	var waits sync.Map
+	s.acquires = func(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+		for {
+			l, err := s.try(ctx, key)
+			if !errors.Is(err, dlock.ErrHeld) {
+				return l, err
+			}
+			mine := &shared{done: make(chan struct{})}
+			theirs, joined := waits.LoadOrStore(key, mine)
+			if w := theirs.(*shared); joined {
+				select {
+				case <-w.done:
+					err = w.err
+				case <-ctx.Done():
+					err = ctx.Err()
+				}
+			} else {
+				for err = nil; err == nil && s.redis.Exists(ctx, key).Val() > 0; {
+					select {
+					case <-time.After(17 * time.Millisecond):
+					case <-ctx.Done():
+						err = ctx.Err()
+					}
+				}
+				mine.err = err
+				waits.Delete(key)
+				close(mine.done)
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
 }
 
 // endsOwn has a cancelled wait, or a refused try, release the lock if its own client holds it.

@@ -75,7 +75,12 @@ func (n *network) fault(_ context.Context, st scenarios.Step) error {
 		return err
 	}
 	for addr, m := range n.servers {
-		if st.Target == scenarios.LockService || st.Target == addr {
+		switch {
+		case st.Verb == "deny":
+			m.SetError("NOREPLICAS Not enough good replicas to write.")
+		case st.Verb == "allow":
+			m.SetError("")
+		case st.Target == scenarios.LockService || st.Target == addr:
 			m.FlushAll()
 			conn, err := m.Dial()
 			if err != nil {

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -43,15 +44,32 @@ var redisServer = serverType{
 		defer func() { _ = c.Close() }()
 		return c.Time(ctx).Result()
 	},
+	deny: func(ctx context.Context, addr string, isSo bool) error {
+		replicas, says := "0", ""
+		if isSo {
+			replicas, says = "1", "NOREPLICAS Not enough good replicas to write."
+		}
+		if m, ok := imitations.Load(addr); ok {
+			m.(*miniredis.Miniredis).SetError(says)
+			return nil
+		}
+		c := oneRedis(&redis.Options{Addr: addr})
+		defer func() { _ = c.Close() }()
+		return c.ConfigSet(ctx, "min-replicas-to-write", replicas).Err()
+	},
 	embedded: func() (addr, version string, stop func() error, err error) {
 		m := miniredis.NewMiniRedis()
 		m.ClockTTL(true) // keys expire by themselves
 		if err := m.StartAddr("127.0.0.1:0"); err != nil {
 			return "", "", nil, err
 		}
-		return m.Addr(), "miniredis", func() error { m.Close(); return nil }, nil
+		addr = m.Addr()
+		imitations.Store(addr, m)
+		return addr, "miniredis", func() error { imitations.Delete(addr); m.Close(); return nil }, nil
 	},
 }
+
+var imitations sync.Map // by address
 
 // StartRedis starts a Redis that allows DEBUG, and keeps nothing on disk unless o.Args say so. If the provider can't use o.Args,
 // the error matches [errors.ErrUnsupported].

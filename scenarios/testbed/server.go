@@ -95,6 +95,16 @@ func (s *Server) Pause(ctx context.Context) (faults.Heal, error) {
 	}), nil
 }
 
+// Deny has a Redis answer writes with errors until the heal; one that is [Embedded] answers all commands with errors.
+// For other and [External] servers the error matches [errors.ErrUnsupported].
+func (s *Server) Deny(ctx context.Context) (faults.Heal, error) {
+	if s.serverType.deny == nil || s.Provider == External {
+		return nil, fmt.Errorf("testbed: %s can't be made to deny writes: %w", s, errors.ErrUnsupported)
+	}
+	heal := func(ctx context.Context) error { return s.serverType.deny(ctx, s.Addr, false) }
+	return faults.Once(heal), s.serverType.deny(ctx, s.Addr, true)
+}
+
 // Kill kills the server with SIGKILL, even if it is paused, and returns when connections are refused. Its data and, on Linux, its
 // address stay reserved until Close.
 func (s *Server) Kill(ctx context.Context) error {

@@ -57,6 +57,20 @@ func during(t *testing.T, f func() error) (after func()) {
 	}
 }
 
+func TestDeny(t *testing.T) {
+	denies := func(t *testing.T, p testbed.Provider) {
+		s := startRedis(t, &testbed.Options{Provider: p})
+		c, ctx := dialRedis(t, s.Addr), t.Context()
+		allow, err := s.Deny(ctx)
+		require.NoError(t, err)
+		require.ErrorContains(t, c.Set(ctx, "key", "value", 0).Err(), "NOREPLICAS")
+		require.NoError(t, allow(ctx))
+		require.NoError(t, c.Set(ctx, "key", "value", 0).Err())
+	}
+	t.Run("embedded", func(t *testing.T) { denies(t, testbed.Embedded) })
+	onProviders(t, "redis", denies)
+}
+
 func TestPause(t *testing.T) {
 	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()

@@ -41,6 +41,8 @@ type serverType struct {
 	leads func(ctx context.Context, addr string) (bool, error)
 	// clock reads the server's wall clock. nil: no Options.Clock.
 	clock func(ctx context.Context, addr string) (time.Time, error)
+	// deny makes the server answer writes with errors, or ends that. nil: it can't.
+	deny func(ctx context.Context, addr string, isSo bool) error
 	// embedded starts an imitation. nil: there is none.
 	embedded func() (addr, version string, stop func() error, err error)
 }
