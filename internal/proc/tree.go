@@ -39,7 +39,7 @@ func (t *Tree) reap() {
 		switch pid, err := syscall.Wait4(-1, &status, 0, nil); {
 		case err == nil && pid == t.command:
 			t.exited <- status
-		case err != nil && err != syscall.EINTR: //nolint:errorlint // ECHILD, and then none can appear any more
+		case err != nil && err != syscall.EINTR: // ECHILD, and then none can appear any more
 			close(t.gone)
 			return
 		}
@@ -66,7 +66,7 @@ func (t *Tree) goneWithin(d time.Duration) bool {
 		if !alive(t.command) {
 			return true
 		}
-		time.Sleep(d)
+		<-time.After(d)
 	case <-time.After(d):
 	}
 	return false
