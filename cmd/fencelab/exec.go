@@ -262,16 +262,18 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.
 	}
 	token, seq := h.Next()
 	env := append(os.Environ(), "FENCE_KEY="+h.Key(), "FENCE_TOKEN="+strconv.FormatUint(token, 10), "FENCE_SEQ="+strconv.FormatUint(seq, 10))
-	g, err := startGuard(cmd, env)
-	if err != nil {
-		return fmt.Errorf("can't guard the command: %w", err)
-	}
-	defer g.Close()
-	if err := begin(); err != nil {
-		return err
+	g, err := startGuard(cmd, env, ctx, h.Context())
+	if err == nil {
+		defer g.Close()
+		err = begin()
+	} else {
+		err = fmt.Errorf("can't guard the command: %w", err)
 	}
 	if lost := context.Cause(h.Context()); lost != nil { //nolint:contextcheck // the handle's
 		return fmt.Errorf("the command was not started: %w", lost)
+	}
+	if err != nil {
+		return err
 	}
 	g.signal(startCommand)
 	lost := supervise(h, g.exited, g.signal, caught, maxHold) //nolint:contextcheck // the handle's

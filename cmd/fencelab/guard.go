@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -8,8 +10,11 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fencelab/fencelab/internal/proc"
 )
@@ -28,8 +33,8 @@ type guard struct {
 	exited         chan struct{}
 }
 
-// startGuard starts a guard that waits for startCommand.
-func startGuard(command *exec.Cmd, env []string) (*guard, error) {
+// startGuard starts a guard that waits for startCommand. It gives up when one of the contexts ends.
+func startGuard(command *exec.Cmd, env []string, while ...context.Context) (*guard, error) {
 	self := "/proc/self/exe" // the same version, also after an update
 	if runtime.GOOS != "linux" {
 		var err error
@@ -43,11 +48,19 @@ func startGuard(command *exec.Cmd, env []string) (*guard, error) {
 		return nil, err
 	}
 	g := &guard{exec.Command(self), orders, report, make(chan struct{})} //nolint:noctx // it ends with orders
-	g.Args = append([]string{"fencelab", guardName, command.Path}, command.Args...)
+	g.Args = []string{"fencelab", guardName}
+	var err error
+	for _, f := range []*os.File{in, out} { // ExtraFiles would replace descriptors that the command is to inherit
+		_, failed := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0)
+		err = errors.Join(err, failed)
+		g.Args = append(g.Args, strconv.Itoa(int(f.Fd())))
+	}
+	g.Args = append(append(g.Args, command.Path), command.Args...)
 	g.Env, g.Stdin, g.Stdout, g.Stderr = env, os.Stdin, os.Stdout, os.Stderr
-	g.ExtraFiles = []*os.File{in, out}
 	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	err := g.Start()
+	if err == nil {
+		err = g.Start()
+	}
 	_, _ = in.Close(), out.Close()
 	if err != nil {
 		g.Close()
@@ -57,8 +70,14 @@ func startGuard(command *exec.Cmd, env []string) (*guard, error) {
 		_ = g.Wait()
 		close(g.exited)
 	}()
+	for _, ctx := range while {
+		defer context.AfterFunc(ctx, func() { _ = g.Process.Kill() })()
+	}
 	if _, err := report.Read(make([]byte, 1)); err != nil { // it may not be signalled before
 		g.Close()
+		for _, ctx := range while {
+			err = cmp.Or(context.Cause(ctx), err)
+		}
 		return nil, err
 	}
 	return g, nil
@@ -73,25 +92,33 @@ func (g *guard) signal(s syscall.Signal) {
 	_ = g.Process.Signal(syscall.SIGCONT)
 }
 
-// result returns the command's exit code, and errStillRuns unless the guard has seen the end of all its processes.
+// result returns the command's exit code, and errStillRuns unless the guard has reported the end of all its processes.
 func (g *guard) result() (code int, left error) {
-	b, err := io.ReadAll(g.report)
-	if status := g.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+	if b, _ := io.ReadAll(g.report); len(b) == 0 {
 		_ = syscall.Kill(-g.Process.Pid, syscall.SIGKILL)
-		return exitSignal + int(status.Signal()), fmt.Errorf("its guard was killed, so perhaps %w", errStillRuns)
-	}
-	if len(b) > 0 || err != nil {
 		left = errStillRuns
+	}
+	if status := g.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+		return exitSignal + int(status.Signal()), fmt.Errorf("its guard was killed, so perhaps %w", errStillRuns)
 	}
 	return g.ProcessState.ExitCode(), left
 }
 
-// runGuard runs the command with path args[0] and arguments args[1:].
+// runGuard runs the command with path args[2] and arguments args[3:]. args[0] and args[1] are descriptors.
 func runGuard(args []string) error {
-	const inFD, outFD = 3, 4
-	orders, report := os.NewFile(inFD, "orders"), os.NewFile(outFD, "report")
-	syscall.CloseOnExec(inFD)
-	syscall.CloseOnExec(outFD)
+	if len(args) < 4 {
+		return errors.New("it isn't for users: use exec")
+	}
+	var files [2]*os.File
+	for i := range files {
+		fd, err := strconv.Atoi(args[i])
+		if err != nil {
+			return err
+		}
+		syscall.CloseOnExec(fd)
+		files[i] = os.NewFile(uintptr(fd), args[i])
+	}
+	orders, report := files[0], files[1]
 	const maxSignal = 31
 	for s := syscall.Signal(1); s <= maxSignal; s++ { // those to the group; signal.Ignore would reach the command
 		if !signal.Ignored(s) && s != syscall.SIGTTIN && s != syscall.SIGTTOU { // Go doesn't report that these are ignored
@@ -114,8 +141,10 @@ func runGuard(args []string) error {
 	if _, ok := <-signals; !ok {
 		return nil
 	}
-	tree, err := proc.StartTree(&exec.Cmd{Path: args[0], Args: args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+	allGone := func() { _, _ = report.Write([]byte("\n")) }
+	tree, err := proc.StartTree(&exec.Cmd{Path: args[2], Args: args[3:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
 	if err != nil {
+		allGone()
 		return exit(cannotRun(err), err)
 	}
 	for {
@@ -127,8 +156,8 @@ func runGuard(args []string) error {
 			}
 			tree.Signal(s)
 		case status := <-tree.Exited():
-			if !tree.Kill(time.Second) {
-				_, _ = report.Write([]byte("\n"))
+			if tree.Kill(time.Second) {
+				allGone()
 			}
 			if status.Signaled() {
 				return exit(exitSignal+int(status.Signal()), nil)

@@ -100,12 +100,13 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	var store resource.Store = resource.NewMemory()
 	if *storeKind == "bolt" {
-		if _, missing := os.Stat(*file); errors.Is(missing, os.ErrNotExist) {
-			opts.Logger.Warn("created a new file, without any fences: if there was one before, stop and check -file, or stale tokens are accepted",
-				"file", *file)
-		}
+		before, missing := os.Stat(*file)
 		if store, err = boltstore.Open(*file, &boltstore.Options{MaxUnwritten: *unwritten}); err != nil {
 			return errors.Join(fmt.Errorf("resource: -file: %w", err), ln.Close())
+		}
+		if missing != nil || before.Size() == 0 {
+			opts.Logger.Warn("the file is new and has no fences: if there was one before, stop and check -file, or stale tokens are accepted",
+				"file", *file)
 		}
 	}
 	if *jump > 0 && !opts.Handler.Unfenced {
@@ -124,8 +125,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 }
 
 func inFile(file string, do func(*boltstore.Store) error) error {
-	if _, err := os.Stat(file); err != nil {
+	switch info, err := os.Stat(file); {
+	case err != nil:
 		return fmt.Errorf("resource: -file: %w", err)
+	case info.Size() == 0:
+		return fmt.Errorf("resource: -file: %s is empty", file)
 	}
 	store, err := boltstore.Open(file, nil)
 	if err != nil {

@@ -61,30 +61,32 @@ func treeAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: sy
 func alive(int) bool { return false }
 
 // Signal signals all processes, as far as /proc shows them and this user may, and this process unless it is SIGKILL. A group gets
-// it at once, so that none of it forks meanwhile, except a SIGKILL of this process's own. A pid may be used again after the look
-// into /proc, but Linux first hands out all others.
+// it at once, so that none of it forks meanwhile: this process leaves its own before a SIGKILL, which it can while its parent
+// lives. A pid may be used again after the look into /proc, but Linux first hands out all others.
 func (t *Tree) Signal(s syscall.Signal) {
-	own := syscall.Getpgrp()
-	outer, _ := syscall.Getpgid(os.Getppid()) // a descendant may have joined it
-	groups := map[int]bool{}
-	for pid, group := range descendants(os.Getpid()) {
-		switch {
-		case group == own && s != syscall.SIGKILL:
-		case group == own, group == outer, group <= 1: // -1 would mean every process
-			signal(pid, s)
-		case !groups[group]:
-			groups[group] = true
-			signal(-group, s)
-		}
+	outer, _ := syscall.Getpgid(os.Getppid())
+	whole := s != syscall.SIGKILL || outer > 0 && syscall.Setpgid(0, outer) == nil
+	if whole {
+		signal(-t.group, s)
 	}
-	if s != syscall.SIGKILL {
-		signal(-own, s)
+	groups := map[int]bool{}
+	for _, p := range descendants(os.Getpid()) {
+		switch {
+		case p.group == t.group && whole:
+		case p.group == t.group, p.group == outer, p.group <= 1: // it may have joined outer; -1 would mean every process
+			signal(p.pid, s)
+		case !groups[p.group]:
+			groups[p.group] = true
+			signal(-p.group, s)
+		}
 	}
 }
 
-// descendants returns the group of each descendant.
-func descendants(root int) map[int]int {
-	children, groups, found := map[int][]int{}, map[int]int{}, map[int]int{}
+type process struct{ pid, group int }
+
+// descendants returns parents before their children.
+func descendants(root int) (found []process) {
+	children := map[int][]process{}
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range files {
 		stat, err := Stat(file)
@@ -93,14 +95,15 @@ func descendants(root int) map[int]int {
 		}
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		parent, _ := strconv.Atoi(stat[Parent])
-		groups[pid], _ = strconv.Atoi(stat[Group])
-		children[parent] = append(children[parent], pid)
+		group, _ := strconv.Atoi(stat[Group])
+		children[parent] = append(children[parent], process{pid, group})
 	}
+	seen := map[int]bool{root: true} // a pid may have been used again meanwhile
 	for next := children[root]; len(next) > 0; next = next[1:] {
-		pid := next[0]
-		if _, again := found[pid]; !again { // if a pid was used again meanwhile
-			found[pid] = groups[pid]
-			next = append(next, children[pid]...)
+		if p := next[0]; !seen[p.pid] {
+			seen[p.pid] = true
+			found = append(found, p)
+			next = append(next, children[p.pid]...)
 		}
 	}
 	return found

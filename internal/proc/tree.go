@@ -12,6 +12,7 @@ import (
 // than Linux it is the command's process group.
 type Tree struct {
 	command int
+	group   int // of the caller, which the command begins in on Linux
 	exited  chan syscall.WaitStatus
 	gone    chan struct{}
 }
@@ -28,7 +29,7 @@ func StartTree(cmd *exec.Cmd) (*Tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("proc: %w", err)
 	}
-	t := &Tree{cmd.Process.Pid, make(chan syscall.WaitStatus, 1), make(chan struct{})}
+	t := &Tree{cmd.Process.Pid, syscall.Getpgrp(), make(chan syscall.WaitStatus, 1), make(chan struct{})}
 	go t.reap()
 	return t, nil
 }
@@ -49,10 +50,12 @@ func (t *Tree) reap() {
 // Exited receives the command's status.
 func (t *Tree) Exited() <-chan syscall.WaitStatus { return t.exited }
 
-// Kill kills all processes and reports whether they are gone within the limit.
+// Kill kills all processes and reports whether they are gone within the limit. If not, it kills the caller's first group: the
+// caller, too, if it couldn't leave.
 func (t *Tree) Kill(limit time.Duration) bool {
 	for began := time.Now(); !t.goneWithin(time.Millisecond); {
 		if time.Since(began) > limit {
+			_ = syscall.Kill(-t.group, syscall.SIGKILL)
 			return false
 		}
 		t.Signal(syscall.SIGKILL)

@@ -257,18 +257,28 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 	return rec, err
 }
 
-// Keys returns all keys in order, also those that only fenced reads have touched. A write under way may be missing.
+// Keys returns all keys in order, also those that only fenced reads have touched. It may or may not have the key of a write that is
+// under way.
 func (s *Store) Keys(ctx context.Context) (keys []string, err error) {
 	if err := s.calls.Begin(ctx, "all"); err != nil {
 		return nil, err
 	}
 	defer s.calls.End()
-	defer undamaged(s.path, &err)()
+	s.mu.RLock()
+	if s.failed != nil {
+		defer s.mu.RUnlock()
+		return nil, s.failed
+	}
 	tx, err := s.begin(false)
+	s.mu.RUnlock()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = tx.Rollback() }()
+	if err := s.checkFile(errUndone); err != nil {
+		return nil, err
+	}
+	defer undamaged(s.path, &err)()
 	err = tx.Bucket(bucket).ForEach(func(k, _ []byte) error {
 		keys = append(keys, string(k))
 		return nil

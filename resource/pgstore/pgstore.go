@@ -102,8 +102,7 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 }
 
 // Store is a [resource.Store] on a table of fences that also holds the values. Each call is one statement at the connection's
-// default isolation level, retried after a serialization failure. With synchronous standbys a repeated Write or fenced read locks
-// the row, so it waits for transactions of a later fence.
+// default isolation level, retried after a serialization failure.
 type Store struct {
 	pool  *pgxpool.Pool
 	t     table

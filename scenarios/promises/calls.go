@@ -404,7 +404,9 @@ func everyMessage(c *check) {
 				after := fmt.Sprintf("%s lost its %s from number %d on", what, kind, n)
 				if what == refused {
 					after += ", and its holder's release,"
-					c.release(l)
+					if lasts(l, time.Now()) {
+						c.release(l)
+					}
 				}
 				c.comesFree(b, key, after)
 				c.free(l)

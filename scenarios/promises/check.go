@@ -236,6 +236,15 @@ func (c *check) fault(st scenarios.Step) {
 	}
 }
 
+// undo is fault for a step that must be carried out even if the check has been cancelled.
+func (c *check) undo(st scenarios.Step) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), unjudged)
+	defer cancel()
+	if err := c.ask(func() error { return c.k.Service.Fault(ctx, st) }); err != nil {
+		c.cannot("%s: %v", st, err)
+	}
+}
+
 type result struct {
 	lease    scenarios.Lease
 	err      error

@@ -34,11 +34,11 @@ func clockSkew(c *check) {
 }
 
 func (c *check) skewed(by time.Duration, says string, meanwhile func(when string)) {
-	jump := func(d time.Duration) {
-		c.fault(scenarios.Step{Verb: "jump", Target: scenarios.LockService, Detail: d.String()})
+	jump := func(d time.Duration) scenarios.Step {
+		return scenarios.Step{Verb: "jump", Target: scenarios.LockService, Detail: d.String()}
 	}
-	jump(by)
-	defer jump(-by)
+	c.fault(jump(by))
+	defer c.undo(jump(-by))
 	circumstance := "with the servers' clocks an hour " + says
 	meanwhile(circumstance)
 	c.often(func() bool {
@@ -55,32 +55,43 @@ func serverErrors(c *check) {
 	waiter := c.wait(other, queued)
 	defer waiter.stop()
 	time.Sleep(5 * pause)
+	late, began := c.client(), newKey()
+	c.connect(late)
 	allow := c.deny()
-	for key, l := range map[string]scenarios.Lease{held: l, unused: nil} {
-		got, err := c.briefly(trying(b, key)).granted()
-		switch {
-		case err == nil && (l == nil || lasts(l, time.Now())):
-			c.breaks("TryAcquire granted a lock while the servers answered writes with errors")
-		case errors.Is(err, dlock.ErrHeld) && l == nil:
-			c.notes("a TryAcquire that the servers answered with an error returned that another client held the lock, which nobody had touched")
-		}
-		c.free(got)
+	begun := c.wait(late, began)
+	defer begun.stop()
+	got, err := c.briefly(trying(b, held)).granted()
+	if err == nil && lasts(l, time.Now()) {
+		c.breaks("TryAcquire granted a lock that another client held while the servers answered writes with errors")
 	}
-	if r, ok := l.(renewer); ok && c.briefly(without(r.Renew)).err == nil {
+	c.free(got)
+	granted, err := c.briefly(trying(b, unused)).granted()
+	if errors.Is(err, dlock.ErrHeld) {
+		c.notes("a TryAcquire that the servers answered with an error returned that another client held the lock, which nobody had touched")
+	}
+	sent := a.messages()
+	if r, ok := l.(renewer); ok && err != nil && c.briefly(without(r.Renew)).err == nil && a.messages() > sent {
 		c.breaks("a renewal that the servers answered with an error returned no error")
 	}
-	err, after := c.briefly(releasing(gone)).err, "a release that the servers answered with an error, and that returned %v,"
+	err, after := c.briefly(releasing(gone)).err, "a release that the servers answered with an error, and that returned no error,"
+	time.Sleep(5 * pause)
 	allow()
+	if granted != nil {
+		c.grantedDespite(granted, unused)
+	}
 	c.still(l, b, held, "calls that the servers answered with errors")
 	if err != nil && !errors.Is(err, dlock.ErrLost) {
-		err, after = c.do(gone.Release), "a release that the servers had answered with an error was retried, and returned %v,"
+		err, after = c.do(gone.Release), "a release that the servers had answered with an error was retried, returned no error,"
 	}
-	if err == nil || errors.Is(err, dlock.ErrLost) {
-		c.comesFree(c.client(), freed, fmt.Sprintf(after, err))
+	if err == nil {
+		c.comesFree(c.client(), freed, after)
 	}
 	c.release(awaited)
 	if err := waiter.pass(c.limit()); err != nil {
 		c.blocked(queued, "a waiter whom the servers had answered with errors hadn't got the lock %v after its release: %v", c.limit(), err)
+	}
+	if err := begun.pass(c.limit()); err != nil {
+		c.blocked(began, "one who began to wait for a free lock while the servers answered with errors hadn't got it after %v: %v", c.limit(), err)
 	}
 	c.comesFree(other, queued, "a waiter whom the servers had answered with errors was served, and its release,")
 	c.comesFree(other, unused, "an acquisition that the servers had answered with an error")
@@ -90,24 +101,47 @@ func serverErrors(c *check) {
 	}
 }
 
-func (c *check) endsByError() bool {
-	a := c.times(3)
-	l := c.take(a, newKey())
+// grantedDespite breaks the promise if another client is granted the lock, too. Otherwise the servers have not answered with errors.
+func (c *check) grantedDespite(l scenarios.Lease, key string) {
 	defer c.free(l)
-	c.renewedOnce(l)
-	allow := c.deny()
-	for end, before := time.Now().Add(l.TTL()), a.messages(); a.messages() == before && time.Now().Before(end); {
-		time.Sleep(pause)
+	second, err := c.try(c.client(), key)
+	defer c.free(second)
+	if err == nil && lasts(l, time.Now()) {
+		c.breaks("TryAcquire granted a lock while the servers answered writes with errors, and then they granted it to another client")
+		return
 	}
-	time.Sleep(pause) // until it is answered
-	allow()
-	return c.ends(l, l.TTL()+c.k.TTL)
+	c.excluded = true
+	c.cannot("the servers granted a lock when they were to answer writes with errors")
+}
+
+// endsByError reports whether errors end a lease that meet one of its renewals, and those with which the client may repeat it.
+func (c *check) endsByError() bool {
+	for range tries {
+		a := c.times(3)
+		l := c.take(a, newKey())
+		c.renewedOnce(l)
+		met, before := time.Now(), a.messages()
+		allow := c.deny()
+		for end := time.Now().Add(l.TTL()); a.messages() == before && time.Now().Before(end); {
+			time.Sleep(pause)
+			met = time.Now()
+		}
+		time.Sleep(10 * pause) // the client may repeat it
+		allow()
+		once := time.Since(met) < l.TTL()/3
+		ended := once && c.ends(l, l.TTL()+c.k.TTL)
+		if c.free(l); once {
+			return ended
+		}
+	}
+	c.cannot("the servers answered with errors for more than a third of a lease, again and again")
+	return false
 }
 
 // deny has the servers answer writes with errors.
 func (c *check) deny() (allow func()) {
 	c.fault(scenarios.Step{Verb: "deny", Target: scenarios.LockService})
-	return func() { c.fault(scenarios.Step{Verb: "allow", Target: scenarios.LockService}) }
+	return func() { c.undo(scenarios.Step{Verb: "allow", Target: scenarios.LockService}) }
 }
 
 func partition(c *check) {

@@ -47,7 +47,7 @@ var redisServer = serverType{
 	deny: func(ctx context.Context, addr string, isSo bool) error {
 		replicas, says := "0", ""
 		if isSo {
-			replicas, says = "1", "NOREPLICAS Not enough good replicas to write."
+			replicas, says = "2147483647", "NOREPLICAS Not enough good replicas to write."
 		}
 		if m, ok := imitations.Load(addr); ok {
 			m.(*miniredis.Miniredis).SetError(says)
