@@ -262,7 +262,7 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.
 	}
 	token, seq := h.Next()
 	env := append(os.Environ(), "FENCE_KEY="+h.Key(), "FENCE_TOKEN="+strconv.FormatUint(token, 10), "FENCE_SEQ="+strconv.FormatUint(seq, 10))
-	g, err := startGuard(cmd, env, ctx, h.Context())
+	g, err := startGuard(ctx, h.Context(), cmd, env)
 	if err == nil {
 		defer g.Close()
 		err = begin()

@@ -33,8 +33,8 @@ type guard struct {
 	exited         chan struct{}
 }
 
-// startGuard starts a guard that waits for startCommand. It gives up when one of the contexts ends.
-func startGuard(command *exec.Cmd, env []string, while ...context.Context) (*guard, error) {
+// startGuard starts a guard that waits for startCommand. It gives up when a context ends.
+func startGuard(ctx, lease context.Context, command *exec.Cmd, env []string) (*guard, error) {
 	self := "/proc/self/exe" // the same version, also after an update
 	if runtime.GOOS != "linux" {
 		var err error
@@ -70,15 +70,12 @@ func startGuard(command *exec.Cmd, env []string, while ...context.Context) (*gua
 		_ = g.Wait()
 		close(g.exited)
 	}()
-	for _, ctx := range while {
-		defer context.AfterFunc(ctx, func() { _ = g.Process.Kill() })()
-	}
+	kill := func() { _ = g.Process.Kill() }
+	defer context.AfterFunc(ctx, kill)()
+	defer context.AfterFunc(lease, kill)()
 	if _, err := report.Read(make([]byte, 1)); err != nil { // it may not be signalled before
 		g.Close()
-		for _, ctx := range while {
-			err = cmp.Or(context.Cause(ctx), err)
-		}
-		return nil, err
+		return nil, cmp.Or(context.Cause(ctx), context.Cause(lease), err)
 	}
 	return g, nil
 }
