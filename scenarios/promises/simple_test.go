@@ -1034,6 +1034,19 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 		}()
 	}
 	began := time.Now()
+	defer func() { // not where the wait ends: a poll may be under way then
+		if ctx.Err() == nil {
+			return
+		}
+		if s.leavesAll {
+			s.left.Store(key, time.Now())
+		}
+		if s.waitCloses {
+			for _, l := range s.allHeld() {
+				release.Run(context.WithoutCancel(ctx), s.redis, []string{l.key}, l.value)
+			}
+		}
+	}()
 	if s.tokenFirst {
 		ctx = context.WithValue(ctx, tokenKey{}, s.mint(ctx, key))
 	}
@@ -1099,14 +1112,6 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 				}
 				isHeld = messages == nil && !s.sweeps && !s.session && !s.reentrant && s.redis.Exists(ctx, key).Val() > 0 // faster than a script
 			case <-ctx.Done():
-				if s.leavesAll {
-					s.left.Store(key, time.Now())
-				}
-				if s.waitCloses {
-					for _, l := range s.allHeld() {
-						release.Run(context.WithoutCancel(ctx), s.redis, []string{l.key}, l.value)
-					}
-				}
 				return nil, ctx.Err()
 			}
 		}
