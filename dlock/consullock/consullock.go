@@ -81,7 +81,7 @@ type Backend struct {
 	sessions map[time.Duration]*session // for new grants, by TTL
 	leases   map[id]*lease              // held, or perhaps held
 	requests uint64
-	waiting  map[string]*queue
+	waiting  wait.Queues
 }
 
 var _ dlock.Backend = (*Backend)(nil)
@@ -105,7 +105,7 @@ func New(client *api.Client, opts *Options) (*Backend, error) {
 	}
 	b := &Backend{
 		c: client, o: o,
-		sessions: make(map[time.Duration]*session), leases: make(map[id]*lease), waiting: make(map[string]*queue),
+		sessions: make(map[time.Duration]*session), leases: make(map[id]*lease),
 	}
 	b.open, b.close = context.WithCancelCause(context.Background())
 	return b, nil
@@ -123,14 +123,14 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	r.NoteHeld()
 	ctx, end := wait.Both(ctx, b.open)
 	defer end()
-	q, leave := b.join(r.Key)
-	defer leave()
-	select {
-	case q.poller <- struct{}{}:
-		defer func() { <-q.poller }()
-	case <-ctx.Done():
+	q, err := b.waiting.Join(ctx, r.Key, r.TTL)
+	switch {
+	case err != nil && ctx.Err() != nil:
 		return g, failed(ctx, ctx.Err())
+	case err != nil:
+		return g, err
 	}
+	defer q.Leave()
 	var index uint64
 	for poll := longPoll; ; {
 		e, now, err := b.read(ctx, r.Key, index, poll)
@@ -148,16 +148,20 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		}
 		switch {
 		case err == nil:
-			q.failing = time.Time{}
+			q.Failing = time.Time{}
 			return g, nil
 		case ctx.Err() != nil:
 			return g, failed(ctx, ctx.Err())
 		case errors.Is(err, dlock.ErrHeld):
-			q.failing = time.Time{}
+			q.Failing = time.Time{}
 			continue
 		}
-		q.failing = cmp.Or(q.failing, time.Now())
-		if !retryable(err) || time.Since(q.failing) > r.TTL {
+		q.Failing = cmp.Or(q.Failing, time.Now())
+		if !retryable(err) {
+			q.Failing = time.Time{} // for all
+		}
+		if time.Since(q.Failing) > r.TTL {
+			q.Fail(q.Failing, err)
 			return g, err
 		}
 		index = 0
@@ -412,29 +416,4 @@ func clean(key string) string {
 		name.WriteByte('=')
 	}
 	return name.String()
-}
-
-type queue struct {
-	n      int           // guarded by Backend.mu
-	poller chan struct{} // full while one polls
-	// failing is when polls began to fail, zero if they don't. It outlives a poller, or each waiter would sit out a failure for
-	// its TTL, one after the other.
-	failing time.Time
-}
-
-func (b *Backend) join(key string) (q *queue, leave func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if q = b.waiting[key]; q == nil {
-		q = &queue{poller: make(chan struct{}, 1)}
-		b.waiting[key] = q
-	}
-	q.n++
-	return q, func() {
-		b.locked(func() {
-			if q.n--; q.n == 0 {
-				delete(b.waiting, key)
-			}
-		})
-	}
 }

@@ -9,11 +9,7 @@ func (b *Backend) Patience(d time.Duration) { b.patience = d }
 func (b *Backend) Recheck(d time.Duration) { b.recheck = d }
 
 // Waiting returns the number of keys with waiters.
-func (b *Backend) Waiting() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.waiting)
-}
+func (b *Backend) Waiting() int { return b.waiting.Len() }
 
 // Passes reports whether a waiter retries after err.
 var Passes = passes

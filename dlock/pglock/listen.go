@@ -10,59 +10,12 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-type queue struct {
-	n    int           // guarded by Backend.mu
-	turn chan struct{} // full while one polls
-	wake chan struct{} // full when it is time to poll
-	// failing is when polls began to fail, zero if they don't. Only the polling waiter uses it. It outlives that waiter, or each
-	// would sit out an outage for its TTL, one after the other.
-	failing time.Time
-}
-
-func (b *Backend) join(key string) *queue {
+func (b *Backend) listenFromNow() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.listens && b.open.Err() == nil {
 		b.listens = true
 		b.busy.Go(b.listen)
-	}
-	q := b.waiting[key]
-	if q == nil {
-		q = &queue{turn: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
-		b.waiting[key] = q
-	}
-	q.n++
-	return q
-}
-
-func (b *Backend) leave(key string, q *queue) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if q.n--; q.n == 0 {
-		delete(b.waiting, key)
-	}
-}
-
-func (b *Backend) wake(key string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if q := b.waiting[key]; q != nil {
-		q.notify()
-	}
-}
-
-func (b *Backend) wakeAll() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, q := range b.waiting {
-		q.notify()
-	}
-}
-
-func (q *queue) notify() {
-	select {
-	case q.wake <- struct{}{}:
-	default: // it polls anyway
 	}
 }
 
@@ -81,7 +34,7 @@ func (b *Backend) listen() {
 		} else {
 			patience = min(2*patience, b.recheck) // a slow server must get to reply
 		}
-		b.wakeAll()
+		b.waiting.NotifyAll()
 		wait.For(b.open, pause)
 	}
 }
@@ -119,12 +72,12 @@ func (b *Backend) listenOnce(patience time.Duration) bool {
 	if ask("LISTEN "+pgx.Identifier{channel}.Sanitize()) != nil {
 		return false
 	}
-	b.wakeAll()
+	b.waiting.NotifyAll()
 	for {
 		n, err := c.WaitForNotification(listening)
 		switch {
 		case err == nil:
-			b.wake(n.Payload)
+			b.waiting.Notify(n.Payload)
 		// Behind a NAT, or if the server's host is gone, a dead connection reports no error.
 		case !pgconn.Timeout(err), b.open.Err() != nil, ask("SELECT 1") != nil:
 			return true

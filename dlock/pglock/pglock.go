@@ -144,7 +144,7 @@ type Backend struct {
 	mu      sync.Mutex
 	busy    sync.WaitGroup
 	listens bool
-	waiting map[string]*queue
+	waiting wait.Queues
 }
 
 var _ dlock.Backend = (*Backend)(nil)
@@ -168,7 +168,6 @@ func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 		renew:   forTable(renewSQL, table),
 		release: forTable(releaseSQL, table),
 		undo:    forTable(undoSQL, table),
-		waiting: make(map[string]*queue),
 
 		patience: patience, recheck: recheck,
 	}
@@ -186,15 +185,19 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		return g, gaveUp(ctx)
 	}
 	r.NoteHeld()
-	q := b.join(r.Key)
-	defer b.leave(r.Key, q)
-	select {
-	case q.turn <- struct{}{}:
-		defer func() { <-q.turn }()
-	case <-ctx.Done():
+	b.listenFromNow()
+	waits, end := wait.Both(ctx, b.open)
+	q, err := b.waiting.Join(waits, r.Key, b.bears(r))
+	end()
+	switch {
+	case err == nil:
+		defer q.Leave()
+	case ctx.Err() != nil:
 		return g, gaveUp(ctx)
-	case <-b.open.Done():
+	case b.open.Err() != nil:
 		return g, dlock.ErrClosed
+	default:
+		return g, err
 	}
 	for {
 		// Join first, or a release may be missed.
@@ -210,7 +213,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 
 // poll retries try on other connections; a repeated request is the same acquisition. It gives up after a TTL or 15 s, whichever
 // is longer, without a reply or with failures only.
-func (b *Backend) poll(ctx context.Context, q *queue, r dlock.Request) (dlock.Grant, time.Duration, error) {
+func (b *Backend) poll(ctx context.Context, q *wait.Queue, r dlock.Request) (dlock.Grant, time.Duration, error) {
 	began := time.Now()
 	for d, pause := b.patience, retryPause; ; pause = min(2*pause, retryMaxPause) {
 		once, cancel := context.WithTimeoutCause(ctx, d, errSilent)
@@ -221,17 +224,18 @@ func (b *Backend) poll(ctx context.Context, q *queue, r dlock.Request) (dlock.Gr
 		case err != nil && ctx.Err() != nil:
 			return g, 0, gaveUp(ctx)
 		case err == nil, errors.Is(err, dlock.ErrHeld):
-			q.failing = time.Time{}
+			q.Failing = time.Time{}
 			return g, left, err
 		case errors.Is(err, errSilent):
 			d = min(2*d, b.recheck) // a slow server must get to reply
 		case passes(err):
-			q.failing = cmp.Or(q.failing, time.Now())
-			since = q.failing
+			q.Failing = cmp.Or(q.Failing, time.Now())
+			since = q.Failing
 		default:
-			return g, 0, err
+			since = time.Time{}
 		}
-		if time.Since(since) >= max(r.TTL, 3*b.patience) {
+		if time.Since(since) >= b.bears(r) {
+			q.Fail(since, err)
 			return g, 0, err
 		}
 		if err := b.wait(ctx, q, pause/2+jitter.N(pause/2)); err != nil {
@@ -240,13 +244,16 @@ func (b *Backend) poll(ctx context.Context, q *queue, r dlock.Request) (dlock.Gr
 	}
 }
 
-func (b *Backend) wait(ctx context.Context, q *queue, d time.Duration) error {
+// bears is for how long a waiter retries.
+func (b *Backend) bears(r dlock.Request) time.Duration { return max(r.TTL, 3*b.patience) }
+
+func (b *Backend) wait(ctx context.Context, q *wait.Queue, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return nil
-	case <-q.wake:
+	case <-q.Wake:
 		return nil
 	case <-ctx.Done():
 		return gaveUp(ctx)

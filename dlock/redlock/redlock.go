@@ -64,8 +64,9 @@ type Options struct {
 }
 
 // Spin is how Acquire retries: after a random backoff, which resolves split votes, below a limit that doubles from Min to Max, or
-// sooner if enough of the leases in its way have ended. It is unfair: the first to retry after a release wins. Min should be a
-// few round trips. Defaults: 2 ms, and 100 ms or Min if that is longer.
+// sooner if enough of the leases in its way have ended. A Backend's waiters for one key retry in turn. Between Backends it is
+// unfair: the first to retry after a release wins. Min should be a few round trips. Defaults: 2 ms, and 100 ms or Min if that is
+// longer.
 type Spin struct{ Min, Max time.Duration }
 
 // Backend implements dlock.Backend on any redis.UniversalClient but a redis.Ring. Set ContextTimeoutEnabled on the clients:
@@ -81,6 +82,8 @@ type Backend struct {
 	mu     sync.Mutex
 	number int64                 // of the last attempt
 	loose  map[lockOf][]*attempt // given up while their requests of phase one are in flight
+
+	waiting wait.Queues
 }
 
 type lockOf struct{ key, owner string }
@@ -151,6 +154,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 	giveUp := time.Now().Add(timeout)
 	late := 0
 	var last time.Time // of the last late attempt
+	var q *wait.Queue
 	for pause := b.o.Spin.Min; ; pause += min(pause, b.o.Spin.Max-pause) {
 		a := &attempt{b: b, r: r, keys: keys, ttl: ttl, number: b.next(), timeout: timeout, holders: map[string]int{}}
 		token, err := a.run(ctx)
@@ -166,10 +170,24 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 				late = 0
 			}
 		default:
+			if q != nil && ctx.Err() == nil {
+				q.Fail(time.Time{}, err)
+			}
 			return dlock.Grant{}, err
 		}
 		if late == maxLate || !patient && (a.held || !time.Now().Before(giveUp)) {
 			return dlock.Grant{}, err
+		}
+		if patient && q == nil {
+			q, err = b.waiting.Join(ctx, r.Key, 0)
+			switch {
+			case err == nil:
+				defer q.Leave()
+			case ctx.Err() != nil:
+				return dlock.Grant{}, ended(ctx)
+			default:
+				return dlock.Grant{}, err
+			}
 		}
 		backoff := jitter.N(pause)
 		if free, ok := a.free(); ok {

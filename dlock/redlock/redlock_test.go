@@ -102,6 +102,40 @@ func TestAcquireReplyLost(t *testing.T) {
 	})
 }
 
+// Waiters of one process poll in turn, but learn together that the nodes don't reply.
+func TestWaitersPollInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		p := ns.proc(t, redlock.Options{NodeTimeout: time.Second})
+		g := locktest.Take(t, p, locktest.Request(time.Hour))
+		const waiters = 50
+		errs := make(chan error, waiters)
+		for range waiters {
+			go func() {
+				_, err := p.Acquire(t.Context(), locktest.Next(g.Key, time.Hour))
+				errs <- err
+			}()
+		}
+		time.Sleep(time.Second) // each has asked once
+		before := ns[0].mini.CommandCount()
+		time.Sleep(10 * time.Second)
+		require.Less(t, ns[0].mini.CommandCount()-before, 1000, "one waiter polls 20 times a second, and a poll counts as four commands")
+		for _, n := range ns[:3] {
+			n.hole.Store(true)
+		}
+		silent := time.Now()
+		for range waiters {
+			require.ErrorContains(t, <-errs, "no quorum")
+		}
+		require.Less(t, time.Since(silent), 2*time.Second)
+		for _, n := range ns {
+			n.hole.Store(false)
+		}
+		require.NoError(t, p.Release(t.Context(), g))
+		locktest.Take(t, p, locktest.Next(g.Key, time.Hour))
+	})
+}
+
 func TestScriptsFlushed(t *testing.T) {
 	p := onServers(t).proc(t, patient)
 	locktest.UseOnce(t, p, func() { // servers may lose scripts at any time

@@ -9,10 +9,10 @@
 //
 // # Waiting
 //
-// S3 can't notify: a waiter polls with a GET, first after an eighth to a quarter of [Options.Poll], later after half to all of
-// it, 4800 times an hour by default. Waiters are not served in order, and a client that takes the lock again at once may starve
-// them. Acquire, Renew and Release take a GET and a PUT each: too slow and expensive for a hot key. A waiter retries failed
-// requests for up to its TTL, unless S3 refuses them.
+// S3 can't notify: of a Backend's waiters for a key, one polls with a GET, first after an eighth to a quarter of [Options.Poll],
+// later after half to all of it, 4800 times an hour by default. Waiters are not served in order, and a client that takes the lock
+// again at once may starve them. Acquire, Renew and Release take a GET and a PUT each: too slow and expensive for a hot key. A
+// waiter retries failed requests for up to its TTL, unless S3 refuses them.
 //
 // # Token durability
 //
@@ -73,9 +73,10 @@ type Options struct {
 
 // Backend implements dlock.Backend.
 type Backend struct {
-	client *s3.Client
-	bucket string
-	o      Options
+	client  *s3.Client
+	bucket  string
+	o       Options
+	waiting wait.Queues
 
 	open  context.Context // ends on Close, with the cause dlock.ErrClosed
 	close context.CancelCauseFunc
@@ -119,22 +120,38 @@ func New(client *s3.Client, bucket string, opts *Options) (*Backend, error) {
 
 // Acquire implements dlock.Backend.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
-	waits := false
-	var failing time.Time // since when polls fail
+	g, err := b.TryAcquire(ctx, r)
+	if err != dlock.ErrHeld { //nolint:errorlint // ctx's cause may wrap it
+		return g, err
+	}
+	r.NoteHeld()
+	q, err := b.join(ctx, r)
+	if err != nil {
+		return g, err
+	}
+	defer q.Leave()
 	for d := b.o.Poll / 4; ; d = min(2*d, b.o.Poll) {
+		if err := b.pause(ctx, d); err != nil {
+			return g, err
+		}
 		g, err := b.TryAcquire(ctx, r)
 		switch {
+		case err == nil:
+			q.Failing = time.Time{}
+			return g, nil
 		case err == dlock.ErrHeld: //nolint:errorlint // ctx's cause may wrap it
-			waits, failing = true, time.Time{}
+			q.Failing = time.Time{}
 			r.NoteHeld()
-		case err == nil, !waits, !transient(err):
-			return g, err
-		default: // if it was granted all the same, the next poll finds its owner
-			if failing = cmp.Or(failing, time.Now()); time.Since(failing) > r.TTL {
-				return g, err
-			}
+			continue
+		case ctx.Err() != nil:
+			return g, failed(ctx, errWaiting)
 		}
-		if err := b.pause(ctx, d); err != nil {
+		q.Failing = cmp.Or(q.Failing, time.Now())
+		if !transient(err) {
+			q.Failing = time.Time{} // for all
+		}
+		if time.Since(q.Failing) > r.TTL { // if it was granted all the same, the next poll finds its owner
+			q.Fail(q.Failing, err)
 			return g, err
 		}
 	}
@@ -311,17 +328,29 @@ func (b *Backend) put(ctx context.Context, key string, r record, etag string) er
 	return err
 }
 
+var errWaiting = errors.New("waiting")
+
+func (b *Backend) join(ctx context.Context, r dlock.Request) (*wait.Queue, error) {
+	ctx, end := wait.Both(ctx, b.open)
+	defer end()
+	q, err := b.waiting.Join(ctx, r.Key, r.TTL)
+	if err != nil && ctx.Err() != nil {
+		err = failed(ctx, errWaiting)
+	}
+	return q, err
+}
+
 func (b *Backend) pause(ctx context.Context, d time.Duration) error {
 	ctx, end := wait.Both(ctx, b.open)
 	defer end()
 	wait.For(ctx, d/2+jitter.N(d/2))
 	if ctx.Err() != nil {
-		return failed(ctx, errors.New("waiting"))
+		return failed(ctx, errWaiting)
 	}
 	return nil
 }
 
-// transient reports whether a waiter polls again after err, which may be its context's end: the pause then returns an error.
+// transient reports whether a waiter polls again after err.
 func transient(err error) bool {
 	return s3object.Transient(err) || errors.Is(err, wait.ErrNoAnswer) || errors.Is(err, errBrokenOff)
 }

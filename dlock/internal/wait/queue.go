@@ -1,0 +1,135 @@
+package wait
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Queues has a Backend's waiters poll in turn, one for each key: together they would keep the servers, and the connections to them,
+// from one another. The zero value is ready for use.
+type Queues struct {
+	mu  sync.Mutex
+	all map[string]*Queue
+}
+
+// Queue is that of the waiters for a key.
+type Queue struct {
+	Wake chan struct{} // full when it is time to poll
+	// Failing is when polls began to fail, zero if they don't. Only the one who polls may use it. It outlives them, or each waiter
+	// would sit out an outage, one after the other.
+	Failing time.Time
+
+	of   *Queues
+	key  string
+	turn chan struct{} // full while one polls
+
+	// Guarded by Queues.mu.
+	waiters int
+	failed  *failure // the next one
+}
+
+type failure struct {
+	done  chan struct{} // closed when the rest is set
+	since time.Time
+	err   error
+}
+
+// Join waits until the caller may poll for key, and then must leave. Or it returns ctx's cause, or the error with which another has
+// failed, once polls have failed for as long as this caller bears.
+func (qs *Queues) Join(ctx context.Context, key string, bears time.Duration) (q *Queue, err error) {
+	q, failed := qs.enter(key)
+	for err == nil {
+		select {
+		case q.turn <- struct{}{}:
+			return q, nil
+		case <-failed.done:
+			if time.Since(failed.since) >= bears {
+				err = failed.err
+			}
+			failed = q.next()
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	q.quit()
+	return nil, err
+}
+
+// Leave lets the next waiter poll.
+func (q *Queue) Leave() {
+	<-q.turn
+	q.quit()
+}
+
+// Fail has those waiters return err that don't bear failures since then. In turn, the last would get it after many time limits.
+func (q *Queue) Fail(since time.Time, err error) {
+	q.of.mu.Lock()
+	defer q.of.mu.Unlock()
+	q.failed.since, q.failed.err = since, err
+	close(q.failed.done)
+	q.failed = &failure{done: make(chan struct{})}
+}
+
+func (q *Queue) next() *failure {
+	q.of.mu.Lock()
+	defer q.of.mu.Unlock()
+	return q.failed
+}
+
+// Notify fills the key's Wake.
+func (qs *Queues) Notify(key string) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	if q := qs.all[key]; q != nil {
+		q.wake()
+	}
+}
+
+// NotifyAll fills every key's Wake.
+func (qs *Queues) NotifyAll() {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for _, q := range qs.all {
+		q.wake()
+	}
+}
+
+// Len returns the number of keys with waiters.
+func (qs *Queues) Len() int {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	return len(qs.all)
+}
+
+func (q *Queue) wake() {
+	select {
+	case q.Wake <- struct{}{}:
+	default: // it polls anyway
+	}
+}
+
+func (qs *Queues) enter(key string) (*Queue, *failure) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	q := qs.all[key]
+	if q == nil {
+		if qs.all == nil {
+			qs.all = map[string]*Queue{}
+		}
+		q = &Queue{
+			of: qs, key: key, Wake: make(chan struct{}, 1), turn: make(chan struct{}, 1), failed: &failure{done: make(chan struct{})},
+		}
+		qs.all[key] = q
+	}
+	q.waiters++
+	return q, q.failed
+}
+
+func (q *Queue) quit() {
+	q.of.mu.Lock()
+	defer q.of.mu.Unlock()
+	if q.waiters--; q.waiters == 0 {
+		delete(q.of.all, q.key)
+	}
+}
