@@ -167,7 +167,6 @@ func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 	t.Helper()
 	ns.warm(t)
 	o := patient
-	o.Spin.Min = 20 * time.Millisecond // hundreds of waiters that poll five nodes every 2 ms are minutes of CPU
 	if frozen {
 		o.NodeTimeout = 20 * time.Millisecond
 	}
