@@ -12,16 +12,19 @@
 // grants of a Backend with one TTL share a session. Its TTL is longer by a quarter, and a grant is given or renewed only if the
 // session outlasts it.
 //
-// A session ends sooner if the agent's node is deregistered: through the catalog, by consul leave, or by SIGTERM to a client
-// agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may be two
-// holders. Don't deregister a node whose processes hold locks; if you can't avoid it, set a LockDelay as long as the leases.
+// A session ends sooner if the agent's node is deregistered: through the catalog, by consul leave, by SIGTERM to a client agent
+// unless leave_on_terminate is false, or, if the agent is a server that fails, by Autopilot within seconds. Until the holder learns
+// of it, from [dlock.Grant].Lost or a renewal, there may be two holders. So give New a client agent, or set Autopilot's
+// cleanup_dead_servers to false, and don't deregister a node whose processes hold locks. If you can't avoid it, set a LockDelay as
+// long as the leases.
 //
 // # Requests that arrive late
 //
 // A lock request without a reply may reach Consul long after its sender has given up. So each one requires that its session's
 // seal, the entry {Prefix}=session/{ID}, doesn't exist. Undoing a request seals its session and deletes the entry in one
 // transaction. Grants of a sealed session are still renewed; new ones use another. A request that a proxy repeats recognises its
-// own entry by its flags, a number unique in the session.
+// own entry by its flags, a number unique in the session. But a proxy may not repeat one while it may still deliver the first:
+// that copy of a refused request would lock the key for nobody until the session ends.
 //
 // # Limits
 //

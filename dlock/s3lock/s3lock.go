@@ -255,7 +255,7 @@ func (b *Backend) update(ctx context.Context, key string, next func(lock) (recor
 			return r, start, err
 		}
 		if refused != nil && l.Nonce == nonce { // the client has repeated the PUT, whose first reply was lost
-			return r, start, nil
+			return l.record, start, nil
 		}
 		if idle++; refused == nil || l.etag != etag {
 			// With a new ETag, no earlier PUT can be applied any more. With the same one it can, so the next PUT is the same.
