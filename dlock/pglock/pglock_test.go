@@ -874,6 +874,23 @@ func TestWaitersGiveUp(t *testing.T) {
 	require.Less(t, dials.Load()-before, int32(50), "the listener and the waiter pause, longer each time")
 }
 
+// When the server is silent, the second's own poll would take as long again.
+func TestWaitersGiveUpTogether(t *testing.T) {
+	d := newDialer()
+	_, set := d.counted()
+	c := newContest(t, set)
+	const patience = time.Second
+	c.b.Patience(patience)
+	first, behind := c.first(c.next(time.Microsecond)), c.another(time.Microsecond)
+	defer d.Link().HoldReplies()()
+	_, err := c.watch.Exec(t.Context(), "SELECT pg_notify('fencelab_released', $1)", c.g.Key)
+	require.NoError(t, err)
+	one, other := locktest.Receive(t, first), locktest.Receive(t, behind)
+	require.Error(t, one.Err)
+	require.Equal(t, one.Err, other.Err)
+	require.Less(t, other.At.Sub(one.At), patience)
+}
+
 func TestEndedWhileFailing(t *testing.T) {
 	d := newDialer()
 	dials, set := d.counted()
