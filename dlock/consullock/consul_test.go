@@ -69,6 +69,9 @@ func (s *consul) RoundTrip(req *http.Request) (*http.Response, error) {
 	} else if i := strings.LastIndex(path, "/"); dir == "session" && i > len(dir) {
 		call, name = path[:i], path[i+1:]
 	}
+	if (call == "kv" || call == "txn") && !req.URL.Query().Has("consistent") {
+		return nil, errors.New("it may be stale")
+	}
 	switch call {
 	case "session/create":
 		return s.create(req)
@@ -88,9 +91,6 @@ func (s *consul) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return s.answer(req, http.StatusOK, path, s.session(name))
 	case "kv":
-		if !req.URL.Query().Has("consistent") {
-			return nil, errors.New("a stale read")
-		}
 		if err := s.waits(req, path); err != nil {
 			return nil, err
 		}
