@@ -201,12 +201,12 @@ func (s *consul) txn(req *http.Request) (*http.Response, error) {
 			no("failed to check index, key %q doesn't exist", op.KV.Key)
 		case op.KV.Verb == api.KVCheckIndex && e.ModifyIndex != op.KV.Index:
 			no("failed index check for key %q, current modify index", op.KV.Key)
+		case op.KV.Verb == api.KVLock && time.Now().Before(s.delayed[op.KV.Key]): // checked first, on arrival
+			no("failed to lock key %q due to lock delay", op.KV.Key)
 		case op.KV.Verb == api.KVLock && s.sessions[op.KV.Session] == nil:
 			no("invalid session %q", op.KV.Session)
 		case op.KV.Verb == api.KVLock && e != nil && e.Session != "" && e.Session != op.KV.Session:
 			no("failed to lock key %q, lock is already held", op.KV.Key)
-		case op.KV.Verb == api.KVLock && time.Now().Before(s.delayed[op.KV.Key]):
-			no("failed to lock key %q due to lock delay", op.KV.Key)
 		}
 	}
 	if answer.Errors != nil {
