@@ -69,6 +69,9 @@ func (s *consul) RoundTrip(req *http.Request) (*http.Response, error) {
 	} else if i := strings.LastIndex(path, "/"); dir == "session" && i > len(dir) {
 		call, name = path[:i], path[i+1:]
 	}
+	if (call == "kv" || call == "txn") && !req.URL.Query().Has("consistent") {
+		return nil, errors.New("it may be stale")
+	}
 	switch call {
 	case "session/create":
 		return s.create(req)
@@ -88,9 +91,6 @@ func (s *consul) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return s.answer(req, http.StatusOK, path, s.session(name))
 	case "kv":
-		if !req.URL.Query().Has("consistent") {
-			return nil, errors.New("a stale read")
-		}
 		if err := s.waits(req, path); err != nil {
 			return nil, err
 		}
@@ -201,12 +201,12 @@ func (s *consul) txn(req *http.Request) (*http.Response, error) {
 			no("failed to check index, key %q doesn't exist", op.KV.Key)
 		case op.KV.Verb == api.KVCheckIndex && e.ModifyIndex != op.KV.Index:
 			no("failed index check for key %q, current modify index", op.KV.Key)
+		case op.KV.Verb == api.KVLock && time.Now().Before(s.delayed[op.KV.Key]): // checked first, on arrival
+			no("failed to lock key %q due to lock delay", op.KV.Key)
 		case op.KV.Verb == api.KVLock && s.sessions[op.KV.Session] == nil:
 			no("invalid session %q", op.KV.Session)
 		case op.KV.Verb == api.KVLock && e != nil && e.Session != "" && e.Session != op.KV.Session:
 			no("failed to lock key %q, lock is already held", op.KV.Key)
-		case op.KV.Verb == api.KVLock && time.Now().Before(s.delayed[op.KV.Key]):
-			no("failed to lock key %q due to lock delay", op.KV.Key)
 		}
 	}
 	if answer.Errors != nil {

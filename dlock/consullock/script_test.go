@@ -46,7 +46,8 @@ func bench(t *testing.T, to func() link, key func(string) string) locktest.Bench
 		return e
 	}
 	write := func(op api.KVOp, name, value string) string {
-		ok, _, _, err := c.Txn().Txn(api.TxnOps{{KV: &api.KVTxnOp{Verb: op, Key: "lock/" + name, Value: []byte(value)}}}, nil)
+		ok, _, _, err := c.Txn().Txn(api.TxnOps{{KV: &api.KVTxnOp{Verb: op, Key: "lock/" + name, Value: []byte(value)}}},
+			&api.QueryOptions{RequireConsistent: true})
 		require.NoError(t, err)
 		require.True(t, ok)
 		return ""

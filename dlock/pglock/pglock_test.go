@@ -461,6 +461,24 @@ func TestLeaseBeginsAfterTheWaitForTheRow(t *testing.T) {
 	require.False(t, began.Before(freed), "the lease began %v before it could be granted", freed.Sub(began))
 }
 
+// Another takes the row for which a waiter's request waits, so the reply doesn't say how long that lease lasts.
+func TestWaiterOvertaken(t *testing.T) {
+	c := newContest(t)
+	won := c.first(c.next(time.Hour))
+	_, err := c.watch.Exec(t.Context(), "UPDATE fencelab_lock SET owner = NULL WHERE key = $1", c.g.Key)
+	require.NoError(t, err)
+	tx, err := newPool(t).Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "UPDATE fencelab_lock SET owner = 'other', expires = clock_timestamp() + '1 s' WHERE key = $1", c.g.Key)
+	require.NoError(t, err)
+	_, err = c.watch.Exec(t.Context(), "SELECT pg_notify('fencelab_released', $1)", c.g.Key)
+	require.NoError(t, err)
+	awaitBlocked(t)
+	require.NoError(t, tx.Commit(t.Context()))
+	locktest.Won(t, won)
+}
+
 func TestTryInVainWritesNothing(t *testing.T) {
 	b, pool := newBackend(t)
 	r := locktest.Request(time.Hour)
@@ -491,17 +509,25 @@ func TestNotified(t *testing.T) {
 func TestListenerKilled(t *testing.T) {
 	app, name := named()
 	c := newContest(t, name)
+	other := locktest.Take(t, c.a, locktest.Request(time.Hour))
 	won := c.first(c.next(time.Hour))
+	wonOther := locktest.Acquire(t.Context(), c.b, locktest.Next(other.Key, time.Hour))
+	<-c.asked
+	<-c.asked // in the queue
 	pid := listener(t, c.watch, app)
 	heal := c.deafen()
 	defer heal()
 	_, err := c.watch.Exec(t.Context(), "SELECT pg_terminate_backend($1, 10000)", pid)
 	require.NoError(t, err)
-	<-c.asked
+	for range 2 { // each waiter polls
+		locktest.Receive(t, c.asked)
+	}
 	<-c.wanted
 	c.release() // nobody is notified
+	locktest.Release(t, c.a, other)
 	heal()
 	w := locktest.Won(t, won)
+	locktest.Won(t, wonOther)
 	for len(c.asked) > 0 {
 		<-c.asked
 	}
@@ -1079,5 +1105,9 @@ func TestOtherEncoding(t *testing.T) {
 	require.NoError(t, pglock.CreateSchema(t.Context(), pool, nil))
 	locktest.Take(t, b, dlock.Request{Key: "caf\u00e9", Owner: "o", TTL: time.Hour})
 	_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "\u65e5", Owner: "o", TTL: time.Hour})
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+
+	b, _ = newBackend(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["client_encoding"] = "EUC_JP" })
+	_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "\U0001f512", Owner: "o", TTL: time.Hour}) // sent as UTF-8 all the same
 	require.ErrorIs(t, err, dlock.ErrInvalid)
 }

@@ -248,7 +248,7 @@ func TestDamagedFile(t *testing.T) {
 		}
 	}
 
-	opens, reads, writes := 0, 0, 0
+	opens, reads, writes, lists := 0, 0, 0, 0
 	for i := range sound {
 		if (i%page < 8 || i%page >= length) && (i%page < header || i%1999 > 0) || i > page && sound[i-i%page+8] == freelist {
 			// All headers of pages, and a sample of the rest. bbolt trusts a page's length and the free list, and would make a
@@ -280,9 +280,11 @@ func TestDamagedFile(t *testing.T) {
 				require.Equal(t, at(1000), rec.MaxFence, "byte %d, %s", i, key)
 			}
 		}
+		_, err = s.Keys(ctx)
+		check(&lists, err)
 		_ = s.Close()
 	}
-	require.NotContains(t, []int{opens, reads, writes}, 0)
+	require.NotContains(t, []int{opens, reads, writes, lists}, 0)
 }
 
 // TestTornCommit opens what a power cut may leave of a commit: before the first sync any of its sectors but the meta page's, then
@@ -353,7 +355,9 @@ func TestFileGone(t *testing.T) {
 	refused := func() {
 		t.Helper()
 		const want = "nothing was changed: the file was removed or replaced while it was open: stop this process and restore it"
-		for name, call := range eachcall.Of(s, "k", at(6)) {
+		calls := eachcall.Of(s, "k", at(6))
+		calls["Keys"] = func(ctx context.Context) error { _, err := s.Keys(ctx); return err }
+		for name, call := range calls {
 			require.ErrorContains(t, call(ctx), want, name)
 		}
 	}
@@ -383,7 +387,11 @@ func TestFileGoneMeanwhile(t *testing.T) {
 	require.NoError(t, os.Rename(path+".away", path))
 	_, err = s.Read(ctx, "k")
 	require.ErrorContains(t, err, want)
+	_, err = s.Keys(ctx)
+	require.ErrorContains(t, err, want)
 	require.NoError(t, s.Close())
+	_, err = s.Keys(ctx)
+	require.ErrorIs(t, err, resource.ErrClosed)
 	require.Equal(t, at(5), reread(t, open(t, path), "k"))
 }
 
@@ -534,6 +542,9 @@ func TestUnwrittenKeys(t *testing.T) {
 	require.NoError(t, s.Close())
 	s = reopen()
 	require.ErrorIs(t, touch("g", 1), resource.ErrNoRoom, "after reopening")
+	keys, err := s.Keys(ctx)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a", "b", "c", "d", "f", "i", "written"}, keys)
 	require.NoError(t, touch("f", 2))
 	require.NoError(t, s.Close())
 
