@@ -552,13 +552,18 @@ func (c *check) free(leases ...scenarios.Lease) {
 
 // release is unsure if it fails, since others may have to wait until the lease expires.
 func (c *check) release(l scenarios.Lease) {
-	var err error
+	if err := c.persistentRelease(l); err != nil && !errors.Is(err, dlock.ErrLost) {
+		c.unsure("Release by the holder: %v", err)
+	}
+}
+
+func (c *check) persistentRelease(l scenarios.Lease) (err error) {
 	for range 3 { // the client may have to reconnect
 		if err = c.do(l.Release); err == nil || errors.Is(err, dlock.ErrLost) {
-			return
+			break
 		}
 	}
-	c.unsure("Release by the holder: %v", err)
+	return err
 }
 
 func (c *check) comesFree(cl *client, key, after string) {

@@ -274,7 +274,7 @@ func tokensIncrease(c *check) {
 			break
 		}
 		few := c.client()
-		c.inject(&client{links: few.links[i : i+1]}, (*faults.Link).Refuse)
+		c.inject(few.to(i), (*faults.Link).Refuse)
 		l, err := c.try(few, newKey())
 		if err != nil {
 			continue

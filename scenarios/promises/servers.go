@@ -227,92 +227,82 @@ func (c *check) undoes() {
 	}
 }
 
-// spared checks that a client gets locks if one server doesn't answer it. Only one may be needed: a leader.
+// spared checks what a client can do if one server doesn't answer it. Only one may be needed: a leader.
 func (c *check) spared() {
 	n := len(c.k.Service.Nodes)
-	var wg sync.WaitGroup
 	var mu sync.Mutex
-	failed := map[int]string{}
-	stuck, left := map[int]string{}, map[int]string{}
-	for i := range n {
-		for says, how := range map[string]struct {
-			fault linkFault
-			isNew bool
-		}{
-			"was silent": {(*faults.Link).Cut, false}, "refused connections": {(*faults.Link).Refuse, false},
-			"refused connections of a new client": {(*faults.Link).Refuse, true},
-		} {
-			wg.Go(func() {
-				if why := c.spares(i, how.fault, how.isNew); why != nil {
-					mu.Lock()
-					defer mu.Unlock()
-					failed[i] = fmt.Sprintf("server %d %s: %v", i+1, says, why)
-				}
-			})
-		}
-		wg.Go(func() {
-			if why := c.freesWithout(i); why != nil {
+	failed, stuck, left := map[int]string{}, map[int]string{}, map[int]string{}
+	var parts []func()
+	add := func(to map[int]string, i int, says string, check func() error) {
+		parts = append(parts, func() {
+			if why := check(); why != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				stuck[i] = fmt.Sprintf("server %d: %v", i+1, why)
+				to[i] = fmt.Sprintf("server %d%s: %v", i+1, says, why)
 			}
 		})
-		if n > 4 { // of five servers, three are enough
+	}
+	for i := range n {
+		add(failed, i, " was silent", func() error { return c.spares(i, (*faults.Link).Cut, false) })
+		add(failed, i, " refused connections", func() error { return c.spares(i, (*faults.Link).Refuse, false) })
+		add(failed, i, " refused connections of a new client", func() error { return c.spares(i, (*faults.Link).Refuse, true) })
+		if c.k.Fixed { // the lease expires within the limit
 			continue
 		}
-		wg.Go(func() {
-			var why error
-			if c.repeatedly(func() bool { why = c.leavesNothing(i); return why != nil }) {
-				mu.Lock()
-				defer mu.Unlock()
-				left[i] = fmt.Sprintf("server %d: %v", i+1, why)
-			}
-		})
+		add(stuck, i, "", func() error { return c.freesWithout(i) })
+		if n < 5 { // of five servers, three are enough
+			add(left, i, "", func() (why error) {
+				if !c.repeatedly(func() bool { why = c.leavesNothing(i); return why != nil }) {
+					return nil
+				}
+				return why
+			})
+		}
 	}
-	wg.Wait()
+	c.together(parts...)
 	maps.DeleteFunc(stuck, func(i int, _ string) bool { return failed[i] != "" }) // it leads
-	if len(stuck) > 0 && !c.isUnsure() {
-		c.breaks("after a release while one of %d servers refused connections nobody got the lock in %v or more: %s",
-			n, c.limit(), slices.Min(slices.Collect(maps.Values(stuck))))
+	if c.isUnsure() {
+		return
 	}
-	if len(left) > n/2 && !c.isUnsure() { // the holder's connection may be broken at its release
+	first := func(of map[int]string) string { return slices.Min(slices.Collect(maps.Values(of))) }
+	if len(stuck) > 0 {
+		c.breaks("after a release while one of %d servers refused connections nobody got the lock in %v or more: %s", n, c.limit(), first(stuck))
+	}
+	if len(left) > n/2 { // the holder's connection may be broken at its release
 		c.breaks("one of %d servers granted a lock and its reply was lost; after the release a client that another server refused hadn't got the lock in %v or more, "+
-			"though it got an unused one, three times, whichever of %d it was: %s", n, c.limit(), len(left), slices.Min(slices.Collect(maps.Values(left))))
+			"though it got an unused one, three times, whichever of %d it was: %s", n, c.limit(), len(left), first(left))
 	}
-	if len(failed) > 1 && !c.isUnsure() {
-		c.breaks("while one of %d servers didn't answer, a client got no lock in %v or more, whichever of %d it was: %s",
-			n, c.limit(), len(failed), slices.Min(slices.Collect(maps.Values(failed))))
+	if len(failed) > 1 {
+		c.breaks("while one of %d servers didn't answer, a client got no lock in %v or more, whichever of %d it was: %s", n, c.limit(), len(failed), first(failed))
 	}
 }
 
+// to is the client's connection to the i-th server.
+func (cl *client) to(i int) *client { return &client{links: cl.links[i : i+1]} }
+
 // spares returns why a client, new or already connected, gets no lock without the i-th server.
 func (c *check) spares(i int, fault linkFault, isNew bool) error {
-	lose := func(cl *client) error {
-		_, err := c.injected(&client{links: cl.links[i : i+1]}, fault)
-		return err
-	}
 	var cl *client
-	var err error
 	if isNew {
+		var err error
 		for range 3 { // a stall may spoil one
-			if cl, err = c.open(c.k.TTL, lose); err == nil {
+			if cl, err = c.open(c.k.TTL, func(cl *client) error {
+				_, err := c.injected(cl.to(i), fault)
+				return err
+			}); err == nil {
 				break
 			}
 			if unused := c.unused(); unused != nil {
-				c.unsure("a new client doesn't get a lock that nobody has touched: %v", unused)
-				return nil
+				c.cannot("a new client doesn't get a lock that nobody has touched: %v", unused)
 			}
 		}
 		if err != nil {
 			return err
 		}
-	} else if cl, err = c.open(c.k.TTL); err == nil {
+	} else {
+		cl = c.client()
 		c.gets(cl)
-		err = lose(cl)
-	}
-	if err != nil {
-		c.unsure("%v", err)
-		return nil
+		c.inject(cl.to(i), fault)
 	}
 	for began := time.Now(); ; time.Sleep(pause) {
 		l, err := c.acquire(cl, newKey())
@@ -330,27 +320,10 @@ func (c *check) spares(i int, fault linkFault, isNew bool) error {
 }
 
 // freesWithout returns why nobody gets a lock whose holder released it while the i-th server refused connections.
-func (c *check) freesWithout(i int) error {
-	if c.k.Fixed { // the lease expires within the limit
-		return nil
-	}
-	key := newKey()
-	var b *client
-	var l scenarios.Lease
-	a, err := c.open(long * c.k.TTL)
-	if err == nil {
-		b, err = c.open(c.k.TTL)
-	}
-	if err == nil {
-		l, err = c.acquire(a, key)
-	}
-	if err == nil {
-		_, err = c.injected(&client{links: a.links[i : i+1]}, (*faults.Link).Refuse)
-	}
-	if err != nil {
-		c.unsure("%v", err)
-		return nil
-	}
+func (c *check) freesWithout(i int) (err error) {
+	a, b, key := c.lasting(), c.client(), newKey()
+	l := c.take(a, key)
+	c.inject(a.to(i), (*faults.Link).Refuse)
 	for end := time.Now().Add(patience / 2); ; time.Sleep(5 * pause) { // the client may fail at once while it connects to another server
 		if err = c.do(l.Release); err == nil || errors.Is(err, dlock.ErrLost) || time.Now().After(end) {
 			break
@@ -365,25 +338,9 @@ func (c *check) freesWithout(i int) error {
 // leavesNothing loses the i-th server's reply to a grant. It returns why, after the release, a client that the next server
 // refuses doesn't get the lock, which the i-th may still have.
 func (c *check) leavesNothing(i int) error {
-	if c.k.Fixed { // the lease expires within the limit
-		return nil
-	}
-	key := newKey()
-	var b *client
-	a, err := c.open(long * c.k.TTL)
-	if err == nil {
-		b, err = c.open(c.k.TTL)
-	}
-	if err != nil {
-		c.unsure("%v", err)
-		return nil
-	}
+	a, b, key := c.lasting(), c.client(), newKey()
 	c.gets(a)
-	heal, err := c.injected(&client{links: a.links[i : i+1]}, (*faults.Link).LoseReplies)
-	if err != nil {
-		c.unsure("%v", err)
-		return nil
-	}
+	heal := c.inject(a.to(i), (*faults.Link).LoseReplies)
 	l, err := c.within(patience, acquiring(a, key)).granted()
 	heal()
 	if err != nil {
@@ -396,15 +353,9 @@ func (c *check) leavesNothing(i int) error {
 	if a.links[i].Messages() == before { // it avoids that server for a while
 		return nil
 	}
-	for range 3 {
-		if err = c.do(l.Release); err == nil || errors.Is(err, dlock.ErrLost) {
-			break
-		}
-	}
-	refusing := (i + 1) % len(b.links)
-	if c.gets(b); err == nil {
-		_, err = c.injected(&client{links: b.links[refusing : refusing+1]}, (*faults.Link).Refuse)
-	}
+	err = c.persistentRelease(l)
+	c.gets(b)
+	c.inject(b.to((i+1)%len(b.links)), (*faults.Link).Refuse)
 	if err != nil || !c.gets(b) {
 		return nil //nolint:nilerr // the release failed, or b needs that server
 	}
@@ -540,11 +491,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 				break
 			}
 		}
-		for range 3 { // a lock that can't release any more breaks the promise
-			if err := c.do(later.Release); err == nil || errors.Is(err, dlock.ErrLost) {
-				break
-			}
-		}
+		_ = c.persistentRelease(later) // a lock that can't release any more breaks the promise
 		c.comesFree(other, key, after+", and a connected client had got the lock and released it,")
 		if err := <-served; err != nil && c.freed(other, queued) {
 			c.blocked(queued, "after %s one who waited for a lock hadn't got it in %v or more, and it was free: %v", after, c.limitOf(early), err)
