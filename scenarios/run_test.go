@@ -1,7 +1,6 @@
 package scenarios_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onredis"
+	"github.com/fencelab/fencelab/internal/proc"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -32,19 +32,10 @@ func onRedis(redis *testbed.Server) *scenarios.Runner {
 	return &scenarios.Runner{Service: onredis.Service(redis), Store: onredis.Bolt}
 }
 
-func childrenOf(pid int) []int {
-	var pids []int
-	files, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, file := range files {
-		stat, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		// proc_pid_stat(5): "pid (comm) state ppid ..."
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if fields[1] == strconv.Itoa(pid) {
-			child, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-			pids = append(pids, child)
+func childrenOf(pid int) (pids []int) {
+	for _, p := range proc.Descendants(pid) {
+		if p.Parent == pid {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids

@@ -70,23 +70,20 @@ func (t *Tree) Signal(s syscall.Signal) {
 		signal(-t.group, s)
 	}
 	groups := map[int]bool{}
-	for _, p := range descendants(os.Getpid()) {
+	for _, p := range Descendants(os.Getpid()) {
 		switch {
-		case p.group == t.group && whole:
-		case p.group == t.group, p.group == outer, p.group <= 1: // it may have joined outer; -1 would mean every process
-			signal(p.pid, s)
-		case !groups[p.group]:
-			groups[p.group] = true
-			signal(-p.group, s)
+		case p.Group == t.group && whole:
+		case p.Group == t.group, p.Group == outer, p.Group <= 1: // it may have joined outer; -1 would mean every process
+			signal(p.PID, s)
+		case !groups[p.Group]:
+			groups[p.Group] = true
+			signal(-p.Group, s)
 		}
 	}
 }
 
-type process struct{ pid, group int }
-
-// descendants returns parents before their children.
-func descendants(root int) (found []process) {
-	children := map[int][]process{}
+func children() map[int][]Process {
+	all := map[int][]Process{}
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range files {
 		stat, err := Stat(file)
@@ -96,17 +93,9 @@ func descendants(root int) (found []process) {
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		parent, _ := strconv.Atoi(stat[Parent])
 		group, _ := strconv.Atoi(stat[Group])
-		children[parent] = append(children[parent], process{pid, group})
+		all[parent] = append(all[parent], Process{pid, parent, group})
 	}
-	seen := map[int]bool{root: true} // a pid may have been used again meanwhile
-	for next := children[root]; len(next) > 0; next = next[1:] {
-		if p := next[0]; !seen[p.pid] {
-			seen[p.pid] = true
-			found = append(found, p)
-			next = append(next, children[p.pid]...)
-		}
-	}
-	return found
+	return all
 }
 
 // ReadDir lists a directory of /proc, or returns fs.ErrNotExist if the process has ended.

@@ -75,6 +75,23 @@ func (t *Tree) goneWithin(d time.Duration) bool {
 	return false
 }
 
+// Process is a process of this machine, which may have ended.
+type Process struct{ PID, Parent, Group int }
+
+// Descendants returns parents before their children.
+func Descendants(root int) (found []Process) {
+	children := children()
+	seen := map[int]bool{root: true} // a pid may have been used again meanwhile
+	for next := children[root]; len(next) > 0; next = next[1:] {
+		if p := next[0]; !seen[p.PID] {
+			seen[p.PID] = true
+			found = append(found, p)
+			next = append(next, children[p.PID]...)
+		}
+	}
+	return found
+}
+
 // signal also continues stopped processes, so that they get the signal.
 func signal(to int, s syscall.Signal) {
 	_ = syscall.Kill(to, s)

@@ -144,24 +144,16 @@ func (p *process) kill(ctx context.Context) error {
 	if p.child == nil {
 		return nil
 	}
-	select {
-	case <-p.child.Exited():
+	var under []proc.Process
+	_ = p.child.With(func(pid int) error { // else it has ended
+		under = proc.Descendants(pid)
 		return nil
-	default:
-	}
-	var under []int
-	err := p.child.With(func(pid int) (err error) {
-		under, err = descendants(pid)
-		return err
 	})
-	if err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
 	if err := p.child.Kill(); err != nil {
 		return err
 	}
-	for _, pid := range under {
-		if err := faults.Kill(ctx, pid); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	for _, one := range under {
+		if err := faults.Kill(ctx, one.PID); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}
 	}
@@ -200,9 +192,10 @@ func pauseTree(ctx context.Context, root int) (faults.Heal, error) {
 			heals = append(heals, one)
 		}
 		if err == nil || errors.Is(err, os.ErrProcessDone) && len(heals) > 0 { // a descendant may end
-			var under []int
-			under, err = descendants(root)
-			pids = append(pids, under...)
+			err = nil
+			for _, one := range proc.Descendants(root) {
+				pids = append(pids, one.PID)
+			}
 		}
 		if err != nil {
 			return nil, errors.Join(err, heal(context.WithoutCancel(ctx)))
@@ -225,16 +218,4 @@ func (p *process) remove(ctx context.Context) error {
 	}
 	p.release = nil
 	return err
-}
-
-func descendants(pid int) (found []int, err error) {
-	children, err := children()
-	if err != nil {
-		return nil, err
-	}
-	for next := children[pid]; len(next) > 0; next = next[1:] {
-		found = append(found, next[0])
-		next = append(next, children[next[0]]...)
-	}
-	return found, nil
 }
