@@ -131,74 +131,52 @@ func TestMild(t *testing.T) {
 	}
 }
 
-type stalling struct {
-	scenarios.Lock
-	takes time.Duration // by each call
-	frees time.Duration // by a release
-	again time.Duration // not 0: when an Acquire that met no servers retries
-	away  func() bool
-}
+// stalling is how long each call takes, a release also, and when an Acquire that met no servers retries, if it does; and how
+// often the servers are away, and for how long.
+type stalling struct{ takes, releases, again, every, away time.Duration }
 
-func (l stalling) stall(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if l.away() {
-		return errors.New("no leader")
-	}
-	return nil
-}
-
-func (l stalling) behind(lease scenarios.Lease, err error) (scenarios.Lease, error) {
-	if err != nil {
-		return nil, err
-	}
-	return stallingLease{lease, l}, nil
-}
-
-func (l stalling) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	if err := l.stall(ctx, l.takes); err != nil {
-		return nil, err
-	}
-	lease, err := l.Lock.TryAcquire(ctx, key)
-	return l.behind(lease, err)
-}
-
-func (l stalling) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	for {
-		err := l.stall(ctx, l.takes)
-		if err == nil {
-			break
+func (c stalling) set(s *simple) {
+	s.polls = 90 * time.Millisecond
+	start, away := time.Now().Truncate(24*time.Hour), errors.New("no leader")
+	stall := func(ctx context.Context, d time.Duration) error {
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
-		if l.again == 0 || ctx.Err() != nil {
+		if time.Since(start)%c.every > c.every-c.away {
+			return away
+		}
+		return nil
+	}
+	s.tryCalls = func(ctx context.Context, _ *simple, _ string, ask asking) (scenarios.Lease, error) {
+		if err := stall(ctx, c.takes); err != nil {
 			return nil, err
 		}
-		select {
-		case <-time.After(l.again):
-		case <-ctx.Done():
+		return ask(ctx)
+	}
+	s.acquires = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+		l, err := s.tryCalls(ctx, s, key, ask)
+		for c.again > 0 && errors.Is(err, away) { // it met no servers
+			select {
+			case <-time.After(c.again):
+			case <-ctx.Done():
+			}
+			l, err = s.tryCalls(ctx, s, key, ask)
 		}
+		return l, err
 	}
-	lease, err := l.Lock.Acquire(ctx, key)
-	return l.behind(lease, err)
-}
-
-type stallingLease struct {
-	scenarios.Lease
-	l stalling
-}
-
-func (l stallingLease) Release(ctx context.Context) error {
-	if err := l.l.stall(ctx, l.l.frees); err != nil {
-		return err
+	s.releases = func(ctx context.Context, _ *lease, release func() error) error {
+		if err := stall(ctx, c.takes+c.releases); err != nil {
+			return err
+		}
+		return release()
 	}
-	return l.Lease.Release(ctx)
 }
 
 func TestStalls(t *testing.T) {
 	t.Parallel()
-	for what, c := range map[string]struct{ takes, releases, again, every, away time.Duration }{
+	for what, c := range map[string]stalling{
 		"slow releases":     {0, 800 * time.Millisecond, 0, time.Hour, 0},
 		"slow":              {3 * time.Second, 0, 0, time.Hour, 0},
 		"very slow":         {9 * time.Second, 0, 0, time.Hour, 0},
@@ -208,11 +186,7 @@ func TestStalls(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			for _, promise := range promises.Names() {
-				virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-					l, err := open(func(s *simple) { s.polls = 90 * time.Millisecond })(ctx, s)
-					start := time.Now().Truncate(24 * time.Hour)
-					return stalling{l, c.takes, c.takes + c.releases, c.again, func() bool { return time.Since(start)%c.every > c.every-c.away }}, err
-				}, func(t *testing.T, k promises.Kit) {
+				virtually(t, 1, open(c.set), func(t *testing.T, k promises.Kit) {
 					k.Only = []string{promise}
 					r, err := k.Check(t.Context())
 					require.NoError(t, err)
@@ -267,7 +241,7 @@ func TestBroken(t *testing.T) {
 		"and has no Until":              {func(s *simple) { s.getThenSet, s.endless = true, true }, []string{"Exclusive"}},
 		"sweeps, then sets":             {func(s *simple) { s.sweeps = true }, []string{"Exclusive"}},
 		"one for each client":           {func(s *simple) { s.single = true }, []string{"KeysIndependent"}},
-		"one lock for all":              {func(s *simple) { s.oneLock = true }, []string{"KeysIndependent"}},
+		"one lock for all":              {func(s *simple) { s.takes = func(string) string { return "all" } }, []string{"KeysIndependent"}},
 		"an opaque error":               {func(s *simple) { s.opaque = true }, []string{"Exclusive"}},
 		"late until":                    {func(s *simple) { s.lateUntil = true }, []string{"LeaseLasts"}},
 		"counted from a wait":           {func(s *simple) { s.queued = true }, []string{"LeaseLasts"}},
@@ -328,7 +302,7 @@ func TestBroken(t *testing.T) {
 		"a waiter leaves a goroutine":   {func(s *simple) { s.acquires = leavesWaiter }, []string{"NothingLeft"}},
 		"a lease leaves one at Close":   {func(s *simple) { s.renewal, s.closeStays = renewRight, true }, []string{"NothingLeft"}},
 		"a deadline shortens the lease": {func(s *simple) { s.acquires = hurries }, []string{"EndsWithContext"}},
-		"grants when it is refused":     {func(s *simple) { s.acquires = grantsRefused }, []string{"EndsWithContext"}},
+		"grants when it is refused":     {func(s *simple) { s.acquires = grantsOn(isRefused) }, []string{"EndsWithContext"}},
 		"keys of 512 bytes":             {func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 512)] } }, []string{"KeysIndependent"}},
 		"keys of 1,024 bytes":           {func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 1024)] } }, []string{"KeysIndependent"}},
 		"stops, and says nothing":       {func(s *simple) { s.renewal = renewPretends }, []string{"LeaseRenewed"}},
@@ -428,7 +402,7 @@ func TestBrokenOnce(t *testing.T) {
 		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed ServerErrors"},
 		"renewed until an error":            {1, func(s *simple) { s.renewal = renewToError }, "ServerErrors"},
 		"an error frees":                    {1, func(s *simple) { s.releases = freesByError }, "ServerErrors"},
-		"an error grants":                   {1, func(s *simple) { s.tryCalls = grantsErrors }, "ServerErrors"},
+		"an error grants":                   {1, func(s *simple) { s.tryCalls = grantsOn(isServers) }, "ServerErrors"},
 		"a release says that it was lost":   {1, func(s *simple) { s.releases = saysLost }, "ReleaseRepeated"},
 		"a refused try joins a queue":       {1, joins, "EveryMessage"},
 		"a client's calls take turns":       {1, takesTurns, "OneClient"},
@@ -798,33 +772,22 @@ func TestRecord(t *testing.T) {
 	require.False(t, lines.More())
 }
 
-type brittle struct {
-	scenarios.Lock
-	left *atomic.Int32
-}
-
-func (b brittle) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	if b.left.Add(-1) < 0 {
-		return nil, errors.New("out of order")
-	}
-	return b.Lock.TryAcquire(ctx, key)
-}
-
-func (b brittle) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	if b.left.Load() < 0 {
-		return nil, errors.New("out of order")
-	}
-	return b.Lock.Acquire(ctx, key)
-}
-
 func TestNobodyIsServed(t *testing.T) {
 	t.Parallel()
 	var left atomic.Int32
 	left.Store(1) // the adapter's trial
-	virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		l, err := open(func(*simple) {})(ctx, s)
-		return brittle{l, &left}, err
-	}, func(t *testing.T, k promises.Kit) {
+	virtually(t, 1, open(func(s *simple) {
+		s.acquires = func(ctx context.Context, _ *simple, _ string, ask asking) (scenarios.Lease, error) {
+			if left.Load() < 0 {
+				return nil, errors.New("out of order")
+			}
+			return ask(ctx)
+		}
+		s.tryCalls = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+			left.Add(-1)
+			return s.acquires(ctx, s, key, ask)
+		}
+	}), func(t *testing.T, k promises.Kit) {
 		k.Only = []string{"AcquireLate"}
 		row := promises.Run(t, k).Rows[0]
 		require.Equal(t, promises.Unchecked, row.Verdict, row.Why)

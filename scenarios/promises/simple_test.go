@@ -47,7 +47,6 @@ type simple struct {
 	sweeps       bool // a waiter frees an expired lease in another message
 	everybody    bool
 	getThenSet   bool // by waiters
-	oneLock      bool
 	endless      bool
 	releaseOnce  bool // one owner; an expired lease isn't released, nor one twice unless the reply was lost
 	saysNothing  bool // on release
@@ -144,8 +143,8 @@ type simple struct {
 	takes        func(key string) string // what the server takes for the key
 	// What else a call does.
 	releases   func(ctx context.Context, l *lease, release func() error) error
-	acquires   func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error)
-	tryCalls   func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error)
+	acquires   wrapping
+	tryCalls   wrapping
 	observes   func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
 	deafens    bool                                                                 // an error: waiters then wait for the lease's end
 	deafened   atomic.Bool
@@ -173,6 +172,11 @@ type simple struct {
 	closed   chan struct{}
 	close    sync.Once
 }
+
+type (
+	asking   = func(ctx context.Context) (scenarios.Lease, error)
+	wrapping = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error)
+)
 
 // renewal is a defect of a renewing lock.
 type renewal int
@@ -402,7 +406,7 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		return l, nil
 	case errors.Is(err, dlock.ErrHeld) && int(s.tries.Add(1)) <= s.tryWaits:
 		time.Sleep(5 * time.Second)
-	case s.saysHeld && strings.Contains(err.Error(), "refused"):
+	case s.saysHeld && isRefused(err):
 		return nil, dlock.ErrHeld
 	case !errors.Is(err, dlock.ErrHeld):
 		if s.claims {
@@ -464,9 +468,6 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 	value, ttl, start := uuid.NewString(), s.ttl, time.Now()
 	if given, ok := ctx.Value(valueKey{}).(string); ok {
 		value = given
-	}
-	if s.oneLock {
-		key = "all"
 	}
 	if s.oneOwner || s.releaseOnce || s.sendsOnce || s.reentrant || s.cleansUp {
 		value = s.owner
@@ -926,9 +927,9 @@ func panicsTwice() func(ctx context.Context, l *lease, release func() error) err
 }
 
 // remembers has tries fail until the lease that an earlier try saw would have expired.
-func remembers() func(context.Context, *simple, string, func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+func remembers() wrapping {
 	var held sync.Map
-	return func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+	return func(ctx context.Context, s *simple, key string, try asking) (scenarios.Lease, error) {
 		if until, ok := held.Load(key); ok && time.Now().Before(until.(time.Time)) {
 			return nil, dlock.ErrHeld
 		}
@@ -940,7 +941,7 @@ func remembers() func(context.Context, *simple, string, func(context.Context) (s
 	}
 }
 
-func abandons(ctx context.Context, s *simple, _ string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+func abandons(ctx context.Context, s *simple, _ string, try asking) (scenarios.Lease, error) {
 	done := make(chan func() (scenarios.Lease, error))
 	go func() {
 		l, err := try(context.WithoutCancel(ctx))
@@ -957,30 +958,34 @@ func abandons(ctx context.Context, s *simple, _ string, try func(context.Context
 	}
 }
 
-func leavesWaiter(_ context.Context, s *simple, _ string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+func leavesWaiter(ctx context.Context, s *simple, _ string, acquire asking) (scenarios.Lease, error) {
 	began := time.Now()
-	l, err := acquire()
+	l, err := acquire(ctx)
 	if err == nil && time.Since(began) > time.Millisecond {
 		go func() { <-s.closed }()
 	}
 	return l, err
 }
 
-func hurries(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
-	l, err := acquire()
+func hurries(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
+	l, err := acquire(ctx)
 	if end, ok := ctx.Deadline(); err == nil && ok && time.Until(end) < s.ttl {
 		s.redis.PExpire(ctx, key, time.Until(end))
 	}
 	return l, err
 }
 
-func grantsRefused(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
-	l, err := acquire()
-	if err != nil && strings.Contains(err.Error(), "refused") {
-		return s.granted(ctx, key), nil
+func grantsOn(is func(error) bool) wrapping {
+	return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+		l, err := ask(ctx)
+		if is(err) {
+			return s.granted(ctx, key), nil
+		}
+		return l, err
 	}
-	return l, err
 }
+
+func isRefused(err error) bool { return err != nil && strings.Contains(err.Error(), "refused") }
 
 // granted returns a lease that no server knows of.
 func (s *simple) granted(ctx context.Context, key string) *lease {
@@ -1002,7 +1007,7 @@ func isTimeout(err error) bool {
 
 func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, err error) {
 	if s.acquires != nil {
-		return s.acquires(ctx, s, key, func() (scenarios.Lease, error) { return s.acquire(ctx, key) })
+		return s.acquires(ctx, s, key, func(ctx context.Context) (scenarios.Lease, error) { return s.acquire(ctx, key) })
 	}
 	return s.acquire(ctx, key)
 }
@@ -1316,7 +1321,7 @@ func (l *lease) release(ctx context.Context) (err error) {
 }
 
 // registers adds a waiter to the server's list once, and polls only while it is listed.
-func registers(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+func registers(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
 	list, me := key+":list", uuid.NewString()
 	defer s.redis.SRem(context.WithoutCancel(ctx), list, me)
 	err := s.redis.SAdd(ctx, list, me).Err()
@@ -1338,7 +1343,7 @@ func registers(ctx context.Context, s *simple, key string, _ func() (scenarios.L
 }
 
 // misses has a waiter subscribe only after a refused try. It retries on a message or a reconnect.
-func misses(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+func misses(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
 	for {
 		l, err := s.TryAcquire(ctx, key)
 		if !errors.Is(err, dlock.ErrHeld) {
@@ -1376,7 +1381,7 @@ func tells(ctx context.Context, l *lease, _ func() error) error {
 }
 
 // endsOthers has a waiter that is served end its client's other subscriptions; those waiters then wait for the lease to expire.
-func endsOthers(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+func endsOthers(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
 	began, due := time.Now(), time.Time{}
 	for {
 		l, err := s.TryAcquire(ctx, key)
@@ -1440,14 +1445,6 @@ func freesByError(_ context.Context, _ *lease, free func() error) error {
 	return nil
 }
 
-func grantsErrors(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
-	l, err := try(ctx)
-	if isServers(err) {
-		return s.granted(ctx, key), nil
-	}
-	return l, err
-}
-
 func saysLost(_ context.Context, _ *lease, free func() error) error {
 	if err := free(); err != nil {
 		return err
@@ -1464,7 +1461,7 @@ func joins(s *simple) {
 		}
 		return err
 	}
-	s.tryCalls = func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+	s.tryCalls = func(ctx context.Context, s *simple, key string, try asking) (scenarios.Lease, error) {
 		if err := blocked(ctx, key); err != nil {
 			return nil, err
 		}
@@ -1475,33 +1472,28 @@ func joins(s *simple) {
 		}
 		return l, err
 	}
-	s.acquires = func(ctx context.Context, _ *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	s.acquires = func(ctx context.Context, _ *simple, key string, acquire asking) (scenarios.Lease, error) {
 		for errors.Is(blocked(ctx, key), dlock.ErrHeld) {
 			time.Sleep(13 * time.Millisecond)
 		}
-		return acquire()
+		return acquire(ctx)
 	}
 }
 
 // takesTurns has a client's calls for a key wait for each other.
 func takesTurns(s *simple) {
 	var turns sync.Map
-	inTurn := func(ctx context.Context, key string, get func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	s.acquires = func(ctx context.Context, _ *simple, key string, ask asking) (scenarios.Lease, error) {
 		turn, _ := turns.LoadOrStore(key, make(chan struct{}, 1))
 		select {
 		case turn.(chan struct{}) <- struct{}{}:
 			defer func() { <-turn.(chan struct{}) }()
-			return get()
+			return ask(ctx)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
-	s.tryCalls = func(ctx context.Context, _ *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
-		return inTurn(ctx, key, func() (scenarios.Lease, error) { return try(ctx) })
-	}
-	s.acquires = func(ctx context.Context, _ *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
-		return inTurn(ctx, key, acquire)
-	}
+	s.tryCalls = s.acquires
 }
 
 // sharesWaits has a client's waiters of a key wait together, until the context of the first ends.
@@ -1511,7 +1503,7 @@ func sharesWaits(s *simple) {
 		err  error
 	}
 	var waits sync.Map
-	s.acquires = func(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	s.acquires = func(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
 		for {
 			l, err := s.try(ctx, key)
 			if !errors.Is(err, dlock.ErrHeld) {
@@ -1547,28 +1539,22 @@ func sharesWaits(s *simple) {
 
 // endsOwn has a cancelled wait, or a refused try, release the lock if its own client holds it.
 func endsOwn(s *simple, tries bool) {
-	s.tryCalls = func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
-		l, err := try(ctx)
-		s.ends(ctx, key, l, err, tries)
-		return l, err
+	ends := func(isSo bool) wrapping {
+		return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+			l, err := ask(ctx)
+			if own, ok := s.latest.Load(key); err == nil {
+				s.latest.Store(key, l.(*lease).value)
+			} else if ok && isSo {
+				release.Run(context.WithoutCancel(ctx), s.redis, []string{key}, own)
+			}
+			return l, err
+		}
 	}
-	s.acquires = func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
-		l, err := acquire()
-		s.ends(ctx, key, l, err, !tries)
-		return l, err
-	}
-}
-
-func (s *simple) ends(ctx context.Context, key string, l scenarios.Lease, err error, isSo bool) {
-	if own, ok := s.latest.Load(key); err == nil {
-		s.latest.Store(key, l.(*lease).value)
-	} else if ok && isSo {
-		release.Run(context.WithoutCancel(ctx), s.redis, []string{key}, own)
-	}
+	s.tryCalls, s.acquires = ends(tries), ends(!tries)
 }
 
 // recognizes takes the lease of an earlier try, whose reply was lost, for a new one.
-func recognizes(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+func recognizes(ctx context.Context, s *simple, key string, try asking) (scenarios.Lease, error) {
 	value := uuid.NewString()
 	l, err := try(context.WithValue(ctx, valueKey{}, value))
 	if err != nil && !errors.Is(err, dlock.ErrHeld) {
@@ -1583,7 +1569,7 @@ func recognizes(ctx context.Context, s *simple, key string, try func(context.Con
 }
 
 // inSession has a lease end, and its holder be told, with a session whose last renewal was half a TTL ago.
-func inSession(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+func inSession(ctx context.Context, s *simple, key string, try asking) (scenarios.Lease, error) {
 	start := time.Now()
 	l, err := try(ctx)
 	if err == nil {
@@ -1618,11 +1604,11 @@ func counting(nested func(h *hold, gets bool)) func(s *simple) {
 			}
 			return h.l, h.n
 		}
-		get := func(key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+		s.acquires = func(ctx context.Context, _ *simple, key string, ask asking) (scenarios.Lease, error) {
 			if l, _ := held(key, 1); l != nil {
 				return l, nil
 			}
-			l, err := acquire()
+			l, err := ask(ctx)
 			if err == nil {
 				mu.Lock()
 				defer mu.Unlock()
@@ -1630,12 +1616,7 @@ func counting(nested func(h *hold, gets bool)) func(s *simple) {
 			}
 			return l, err
 		}
-		s.tryCalls = func(ctx context.Context, _ *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
-			return get(key, func() (scenarios.Lease, error) { return try(ctx) })
-		}
-		s.acquires = func(_ context.Context, _ *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
-			return get(key, acquire)
-		}
+		s.tryCalls = s.acquires
 		s.releases = func(ctx context.Context, l *lease, release func() error) error {
 			switch h, n := held(l.key, -1); {
 			case h == nil:
@@ -1659,7 +1640,7 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // goesOn has a waiter return when its client is closed, and wait for the lock nevertheless.
-func goesOn(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+func goesOn(ctx context.Context, s *simple, _ string, acquire asking) (scenarios.Lease, error) {
 	type result struct {
 		l   scenarios.Lease
 		err error
@@ -1668,7 +1649,7 @@ func goesOn(ctx context.Context, s *simple, key string, _ func() (scenarios.Leas
 	leaves := context.AfterFunc(ctx, end)
 	done := make(chan result, 1)
 	go func() {
-		l, err := s.acquire(life, key)
+		l, err := acquire(life)
 		done <- result{l, err}
 	}()
 	select {
@@ -1681,10 +1662,10 @@ func goesOn(ctx context.Context, s *simple, key string, _ func() (scenarios.Leas
 }
 
 // givesUp has a waiter wait for two seconds at most.
-func givesUp(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+func givesUp(ctx context.Context, _ *simple, _ string, acquire asking) (scenarios.Lease, error) {
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	l, err := s.acquire(short, key)
+	l, err := acquire(short)
 	if err != nil && ctx.Err() == nil {
 		err = dlock.ErrHeld
 	}
