@@ -44,7 +44,7 @@ var injections = map[string]injection{
 		},
 		resource: func(ctx context.Context, r target) (faults.Heal, error) { return r.restart, r.kill(ctx) },
 		server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
-			return func(ctx context.Context) error { return s.Restart(ctx, testbed.RestartOptions{}) }, s.Kill(ctx)
+			return s.Restart, s.Kill(ctx)
 		},
 	},
 	"hold":   {links: func(ctx context.Context, w *worker, _ Step) (faults.Heal, error) { return w.toStore.HoldRequests(ctx) }},
@@ -63,7 +63,7 @@ var injections = map[string]injection{
 		if err := s.Kill(ctx); err != nil {
 			return nil, err
 		}
-		return nil, s.Restart(ctx, testbed.RestartOptions{Wipe: true})
+		return nil, s.RestartEmpty(ctx)
 	}},
 	"jump": {server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, st Step) (faults.Heal, error) {
 		d, err := time.ParseDuration(st.Detail)

@@ -797,7 +797,7 @@ func TestWaitersBearARestart(t *testing.T) {
 	before := dials.Load()
 	require.NoError(t, s.Kill(t.Context()))
 	locktest.Eventually(t, func() bool { return dials.Load() >= before+4 || len(first) > 0 })
-	require.NoError(t, s.Restart(t.Context(), testbed.RestartOptions{}))
+	require.NoError(t, s.Restart(t.Context()))
 	c.watch.Reset()
 	c.release()
 	w := locktest.Won(t, first)

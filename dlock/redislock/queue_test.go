@@ -369,7 +369,7 @@ func TestRedisRestarts(t *testing.T) {
 	q := hold(t, onServer(t, srv))
 	all := q.line(3)
 	require.NoError(t, srv.Kill(t.Context()))
-	require.NoError(t, srv.Restart(t.Context(), testbed.RestartOptions{}))
+	require.NoError(t, srv.Restart(t.Context()))
 	locktest.Eventually(t, func() bool { return q.c.Ping(t.Context()).Err() == nil })
 	release := func(b *redislock.Backend, g dlock.Grant) { // over a client whose connections may be broken
 		for t.Context().Err() == nil {

@@ -33,7 +33,7 @@ func OnServer(store string, s *testbed.Server) *scenarios.Store {
 	}
 	st.Volatile = store == stores.DynamoDB
 	st.Kill = s.Kill
-	st.Restart = func(ctx context.Context) error { return s.Restart(ctx, testbed.RestartOptions{}) }
+	st.Restart = s.Restart
 	return st
 }
 

@@ -115,7 +115,7 @@ func TestStore(t *testing.T) {
 				if err := errors.Join(store.Close(), s.Kill(t.Context())); err != nil {
 					return nil, err
 				}
-				if err := s.Restart(t.Context(), testbed.RestartOptions{}); err != nil {
+				if err := s.Restart(t.Context()); err != nil {
 					return nil, err
 				}
 				pool.Reset()

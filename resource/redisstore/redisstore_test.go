@@ -85,7 +85,7 @@ func TestStore(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			if err := s.Restart(t.Context(), testbed.RestartOptions{}); err != nil {
+			if err := s.Restart(t.Context()); err != nil {
 				return nil, err
 			}
 			return open()

@@ -52,7 +52,7 @@ func TestStoreOnVersity(t *testing.T) {
 			if err := errors.Join(s.Close(), server.Kill(t.Context())); err != nil {
 				return nil, err
 			}
-			if err := server.Restart(t.Context(), testbed.RestartOptions{}); err != nil {
+			if err := server.Restart(t.Context()); err != nil {
 				return nil, err
 			}
 			return open()

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,7 +43,7 @@ type containers struct {
 	all     []*container
 }
 
-// container is the host of one server. Its data is in a volume, so that a container with other arguments can replace it.
+// container is the host of one server. Its data is in a volume, which one of [container.runOnce] fills.
 type container struct {
 	*containers
 	name     string
@@ -53,7 +52,6 @@ type container struct {
 	volume   string
 	networks map[string]string // id of a network to the server's name there
 	made     *testcontainers.DockerContainer
-	command  command // that made runs
 	progress io.Writer
 }
 
@@ -239,15 +237,12 @@ func (c *container) disconnect(ctx context.Context, id string) error {
 }
 
 func (c *container) start(ctx context.Context, cmd command) error {
-	if c.made != nil && slices.Equal(cmd.Args, c.command.Args) && slices.Equal(cmd.Env, c.command.Env) {
+	if c.made != nil {
 		_, err := c.docker.ContainerStart(ctx, c.made.GetContainerID(), client.ContainerStartOptions{})
 		if err != nil {
 			return fmt.Errorf("start the container: %w", err)
 		}
 		return nil
-	}
-	if err := c.removeContainer(ctx); err != nil {
-		return err
 	}
 	image := cmp.Or(os.Getenv(c.group.env("IMAGE")), c.group.image)
 	if err := c.pull(ctx, image); err != nil {
@@ -256,7 +251,6 @@ func (c *container) start(ctx context.Context, cmd command) error {
 	if err := c.run(ctx, image, cmd); err != nil {
 		return errors.Join(fmt.Errorf("run the image %s: %w", image, err), c.removeContainer(ctx))
 	}
-	c.command = cmd
 	return nil
 }
 

@@ -106,7 +106,7 @@ func TestIsolate(t *testing.T) {
 
 	require.NoError(t, old.Kill(ctx))
 	restarted := make(chan error, 1)
-	go func() { restarted <- old.Restart(ctx, testbed.RestartOptions{}) }()
+	go func() { restarted <- old.Restart(ctx) }()
 	select {
 	case err := <-restarted:
 		t.Fatalf("it is back in the cluster, though it is isolated: %v", err)

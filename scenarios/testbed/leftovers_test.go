@@ -102,7 +102,7 @@ func TestChildForgotten(t *testing.T) {
 		}
 		require.NoError(t, s.Kill(t.Context()))
 		require.NoFileExists(t, file)
-		require.NoError(t, s.Restart(t.Context(), testbed.RestartOptions{}))
+		require.NoError(t, s.Restart(t.Context()))
 	}
 }
 

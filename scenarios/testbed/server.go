@@ -24,12 +24,6 @@ type Options struct {
 	Progress      io.Writer // gets a line for each long operation or decision; may be nil
 }
 
-// RestartOptions are the optional settings of a restart.
-type RestartOptions struct {
-	Wipe bool     // delete its data
-	Args []string // replaces those of the last start; nil: the same
-}
-
 // Server is a running server, empty at its start unless [External].
 type Server struct {
 	Name     string   // "redis", "etcd2": unique among servers that were started together
@@ -51,7 +45,7 @@ type Server struct {
 	ctx     context.Context //nolint:containedctx // ends with Close
 	cancel  context.CancelCauseFunc
 	mu      sync.Mutex // held while the server is being changed
-	args    []string   // of the last start
+	args    []string
 	running bool
 	closed  bool
 	run     int // counts starts: a heal must not affect a later one
@@ -132,20 +126,24 @@ func (s *Server) Kill(ctx context.Context) error {
 }
 
 // Restart restarts a killed server at its address, and returns once it answers.
-func (s *Server) Restart(ctx context.Context, o RestartOptions) error {
+func (s *Server) Restart(ctx context.Context) error { return s.restart(ctx, s.begin) }
+
+// RestartEmpty is [Server.Restart] without the server's data.
+func (s *Server) RestartEmpty(ctx context.Context) error {
+	return s.restart(ctx, func(ctx context.Context) error {
+		if err := s.host.wipe(ctx); err != nil {
+			return err
+		}
+		return s.begin(ctx)
+	})
+}
+
+func (s *Server) restart(ctx context.Context, begin func(context.Context) error) error {
 	return s.change(ctx, "restart", func(ctx context.Context) error {
 		if s.running {
 			return errors.New("it is running; kill it first")
 		}
-		if o.Wipe {
-			if err := s.host.wipe(ctx); err != nil {
-				return err
-			}
-		}
-		if o.Args != nil {
-			s.args = o.Args
-		}
-		return s.begin(ctx)
+		return begin(ctx)
 	})
 }
 

@@ -105,7 +105,7 @@ func TestPause(t *testing.T) {
 		require.ErrorIs(t, killed(ctx), os.ErrProcessDone)
 		_, err = s.Pause(ctx)
 		require.ErrorIs(t, err, os.ErrProcessDone)
-		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
+		require.NoError(t, s.Restart(ctx))
 		require.ErrorIs(t, killed(ctx), os.ErrProcessDone, "the heal of a pause before the restart")
 		require.NoError(t, c.Ping(ctx).Err())
 
@@ -134,31 +134,23 @@ func TestRestart(t *testing.T) {
 		addr := s.Addr
 		c := dialRedis(t, addr)
 		require.NoError(t, c.Set(ctx, "key", "value", 0).Err())
-		require.ErrorContains(t, s.Restart(ctx, testbed.RestartOptions{}), "it is running")
+		require.ErrorContains(t, s.Restart(ctx), "it is running")
 
 		require.NoError(t, s.Kill(ctx))
 		require.ErrorIs(t, s.Kill(ctx), os.ErrProcessDone)
-		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{
-			Args: []string{"--appendonly", "yes", "--maxmemory", "1mb"},
-		}))
+		require.NoError(t, s.Restart(ctx))
 		require.Equal(t, addr, s.Addr)
-		require.Equal(t, "value", c.Get(ctx, "key").Val(), "data outlives a change of arguments")
-		require.Equal(t, "1048576", c.ConfigGet(ctx, "maxmemory").Val()["maxmemory"])
+		require.Equal(t, "value", c.Get(ctx, "key").Val())
 
 		require.NoError(t, s.Kill(ctx))
-		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{Wipe: true}))
+		require.NoError(t, s.RestartEmpty(ctx))
 		require.Equal(t, addr, s.Addr)
-		require.Equal(t, "1048576", c.ConfigGet(ctx, "maxmemory").Val()["maxmemory"], "the arguments of the last start")
 		require.ErrorIs(t, c.Get(ctx, "key").Err(), redis.Nil, "data is gone with the disk")
-
-		require.NoError(t, c.Set(ctx, "key", "value", 0).Err())
-		require.NoError(t, s.Kill(ctx))
-		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{Args: []string{}}))
-		require.ErrorIs(t, c.Get(ctx, "key").Err(), redis.Nil, "nothing is kept by default")
+		require.Equal(t, "always", c.ConfigGet(ctx, "appendfsync").Val()["appendfsync"], "its arguments are not")
 
 		require.NoError(t, s.Close())
 		requireGone(t, addr)
-		require.ErrorContains(t, s.Restart(ctx, testbed.RestartOptions{}), "closed")
+		require.ErrorContains(t, s.Restart(ctx), "closed")
 		require.ErrorContains(t, s.Kill(ctx), "closed")
 	})
 }
@@ -168,17 +160,13 @@ func TestRestartFails(t *testing.T) {
 		ctx := t.Context()
 		s := startRedis(t, &testbed.Options{Provider: p})
 		require.NoError(t, s.Kill(ctx))
-		err := s.Restart(ctx, testbed.RestartOptions{Args: []string{"--no-such-directive", "1"}})
-		require.ErrorContains(t, err, "no-such-directive")
-		requireGone(t, s.Addr)
-
 		cause := errors.New("test over")
 		ended, cancel := context.WithCancelCause(ctx)
 		cancel(cause)
-		require.ErrorIs(t, s.Restart(ended, testbed.RestartOptions{Args: []string{}}), cause)
+		require.ErrorIs(t, s.Restart(ended), cause)
 		requireGone(t, s.Addr)
 
-		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
+		require.NoError(t, s.Restart(ctx))
 		require.True(t, listens(t, s.Addr))
 	})
 }
@@ -195,7 +183,7 @@ func TestAddressStaysReserved(t *testing.T) {
 	client := net.Dialer{LocalAddr: own} // as the kernel might choose if the port were free
 	_, err = client.DialContext(t.Context(), "tcp", s.Addr)
 	require.ErrorIs(t, err, syscall.EADDRINUSE, "a client has connected to itself")
-	require.NoError(t, s.Restart(t.Context(), testbed.RestartOptions{}))
+	require.NoError(t, s.Restart(t.Context()))
 }
 
 // All processes of a server are frozen and killed, even in other process groups.
@@ -249,7 +237,7 @@ func TestNoControl(t *testing.T) {
 		_, err = s.Pause(ctx)
 		require.ErrorIs(t, err, errors.ErrUnsupported, p)
 		require.ErrorIs(t, s.Kill(ctx), errors.ErrUnsupported, p)
-		require.ErrorIs(t, s.Restart(ctx, testbed.RestartOptions{}), errors.ErrUnsupported, p)
+		require.ErrorIs(t, s.Restart(ctx), errors.ErrUnsupported, p)
 		_, err = testbed.StartRedisReplica(ctx, s, nil)
 		require.ErrorIs(t, err, errors.ErrUnsupported, p)
 		for _, o := range []testbed.Options{{Provider: p, Clock: true}, {Provider: p, Args: moreArgs}} {
@@ -277,7 +265,7 @@ func TestRedisNodes(t *testing.T) {
 				require.Equal(t, s.Name, dialRedis(t, s.Addr).Get(ctx, "who").Val())
 			}
 		}
-		require.NoError(t, nodes[1].Restart(ctx, testbed.RestartOptions{}))
+		require.NoError(t, nodes[1].Restart(ctx))
 		require.ErrorIs(t, dialRedis(t, nodes[1].Addr).Get(ctx, "who").Err(), redis.Nil)
 		for _, s := range nodes {
 			require.NoError(t, s.Close())
@@ -345,9 +333,9 @@ func TestClock(t *testing.T) {
 		require.ErrorIs(t, dialRedis(t, nodes[1].Addr).Get(ctx, "key").Err(), redis.Nil, "it has expired")
 		require.Equal(t, "value", dialRedis(t, nodes[0].Addr).Get(ctx, "key").Val(), "another server's clock")
 
-		for _, wipe := range []bool{false, true} {
+		for _, restart := range []func(context.Context) error{nodes[1].Restart, nodes[1].RestartEmpty} {
 			require.NoError(t, nodes[1].Kill(ctx))
-			require.NoError(t, nodes[1].Restart(ctx, testbed.RestartOptions{Wipe: wipe}))
+			require.NoError(t, restart(ctx))
 			shown, err := dialRedis(t, nodes[1].Addr).Time(ctx).Result()
 			require.NoError(t, err)
 			require.InDelta(t, jump, time.Until(shown), float64(slow), "the clock outlives a restart")

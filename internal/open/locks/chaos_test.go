@@ -192,7 +192,7 @@ func (w *world) stop(i int, kill bool, during time.Duration) {
 	}
 	defer w.stopped[i].Unlock()
 	s, ctx := w.servers[i], context.Background()
-	heal := func(ctx context.Context) error { return s.Restart(ctx, testbed.RestartOptions{}) }
+	heal := func(ctx context.Context) error { return s.Restart(ctx) }
 	var err error
 	if kill {
 		w.note("kill", "%s for %v", s.Name, during)
