@@ -108,14 +108,22 @@ type Run struct {
 // Duration is a time.Duration with a text like "1.5s".
 type Duration time.Duration
 
+// D returns d as a time.Duration.
+func (d Duration) D() time.Duration { return time.Duration(d) }
+
+func (d Duration) String() string { return time.Duration(d).String() }
+
 // MarshalText implements [encoding.TextMarshaler].
-func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // UnmarshalText implements [encoding.TextUnmarshaler].
 func (d *Duration) UnmarshalText(b []byte) error {
 	v, err := time.ParseDuration(string(b))
+	if err != nil {
+		return fmt.Errorf("%w: want a duration such as 50ms or 5s", err)
+	}
 	*d = Duration(v)
-	return err
+	return nil
 }
 
 // Encode writes events as JSON lines.

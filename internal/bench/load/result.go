@@ -1,8 +1,9 @@
 package load
 
 import (
-	"fmt"
 	"time"
+
+	"github.com/fencelab/fencelab/scenarios/history"
 )
 
 // Config is a lock and the load to offer to it. Durations are strings in JSON, as in "50ms".
@@ -156,23 +157,5 @@ type Sample struct {
 	Waiting  int64   `json:"waiting"` // at its end
 }
 
-// Duration is a time.Duration that is a string in JSON, "1.5s".
-type Duration time.Duration
-
-// D returns d as a time.Duration.
-func (d Duration) D() time.Duration { return time.Duration(d) }
-
-func (d Duration) String() string { return time.Duration(d).String() }
-
-// MarshalText implements [encoding.TextMarshaler].
-func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
-
-// UnmarshalText implements [encoding.TextUnmarshaler].
-func (d *Duration) UnmarshalText(b []byte) error {
-	v, err := time.ParseDuration(string(b))
-	if err != nil {
-		return fmt.Errorf("%w: want a duration such as 50ms or 5s", err)
-	}
-	*d = Duration(v)
-	return nil
-}
+// Duration is a string in JSON, "1.5s".
+type Duration = history.Duration
