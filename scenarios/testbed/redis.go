@@ -1,7 +1,6 @@
 package testbed
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -33,7 +31,7 @@ var redisServer = serverType{
 		if err != nil {
 			return "", errors.New("not a URL of Redis") // the error may quote a password
 		}
-		info, err := redisInfo(ctx, opt, "server")
+		info, err := redisInfo(ctx, opt, "Server")
 		if err != nil {
 			return "", err
 		}
@@ -112,11 +110,11 @@ func awaitReplica(ctx context.Context, primary, replica *Server) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	return poll(ctx, func(ctx context.Context) error {
-		of, err := redisInfo(ctx, &redis.Options{Addr: primary.Addr}, "replication")
+		of, err := redisInfo(ctx, &redis.Options{Addr: primary.Addr}, "Replication")
 		if err != nil {
 			return err
 		}
-		has, err := redisInfo(ctx, &redis.Options{Addr: replica.Addr}, "replication")
+		has, err := redisInfo(ctx, &redis.Options{Addr: replica.Addr}, "Replication")
 		if err != nil {
 			return err
 		}
@@ -165,20 +163,11 @@ func redisInfo(ctx context.Context, opt *redis.Options, section string) (map[str
 	}
 	c := oneRedis(opt)
 	defer func() { _ = c.Close() }()
-	text, err := c.Info(ctx, section).Result()
-	if err != nil {
-		return nil, err
+	info, err := c.InfoMap(ctx, section).Result()
+	if err == nil && section == "Server" && info[section]["redis_version"] == "" {
+		err = errors.New("INFO server names no redis_version")
 	}
-	info := make(map[string]string)
-	for sc := bufio.NewScanner(strings.NewReader(text)); sc.Scan(); {
-		if name, value, ok := strings.Cut(sc.Text(), ":"); ok {
-			info[name] = value
-		}
-	}
-	if section == "server" && info["redis_version"] == "" {
-		return nil, errors.New("INFO server names no redis_version")
-	}
-	return info, nil
+	return info[section], err
 }
 
 func oneRedis(opt *redis.Options) *redis.Client {

@@ -282,20 +282,6 @@ func TestRedisNodes(t *testing.T) {
 			requireGone(t, s.Addr)
 		}
 	})
-	t.Run("External", func(t *testing.T) {
-		nodes, err := testbed.StartRedisNodes(t.Context(), 2, &testbed.Options{Provider: testbed.Local})
-		testbed.Need(t, err)
-		t.Setenv(testbed.EnvRedisAddr, nodes[0].Addr+","+nodes[1].Addr)
-		found, err := testbed.StartRedisNodes(t.Context(), 2, &testbed.Options{Provider: testbed.External})
-		testbed.Need(t, err)
-		require.Equal(t, nodes[1].Addr, found[1].Addr)
-		require.Equal(t, "redis2", found[1].Name)
-		_, err = testbed.StartRedisNodes(t.Context(), 3, &testbed.Options{Provider: testbed.External})
-		require.ErrorContains(t, err, "FENCELAB_REDIS_ADDR names 2 of 3 servers")
-		for _, s := range append(found, nodes...) {
-			require.NoError(t, s.Close())
-		}
-	})
 }
 
 func TestRedisNodesFail(t *testing.T) {
