@@ -71,7 +71,7 @@ func openStore(ctx context.Context, s scenarios.StoreSpec) (resource.Store, erro
 func variant(name string, s resource.Overwriter) resource.Store {
 	switch name {
 	case ownCareless:
-		return careless{s}
+		return careless{unraised{s}}
 	case ownReads:
 		return unraised{s}
 	case ownTwice:
@@ -82,14 +82,10 @@ func variant(name string, s resource.Overwriter) resource.Store {
 	return s
 }
 
-type careless struct{ resource.Overwriter }
+type careless struct{ unraised }
 
 func (c careless) Write(ctx context.Context, key string, _ resource.Fence, value []byte) error {
 	return c.Overwrite(ctx, key, resource.Fence{}, value)
-}
-
-func (c careless) ReadFenced(ctx context.Context, key string, _ resource.Fence) (resource.Record, error) {
-	return c.Read(ctx, key)
 }
 
 type unraised struct{ resource.Overwriter }

@@ -34,9 +34,8 @@ func releaseRepeated(c *check) {
 			}
 			later := c.take(b, key)
 			c.free(l)
-			sure = c.still(later, other, key, "a release that was repeated with a grant of "+of)
-			c.free(later)
-			return sure
+			defer c.free(later)
+			return c.still(later, other, key, "a release that was repeated with a grant of "+of)
 		})
 	}
 	a, key := c.client(), newKey()
@@ -59,9 +58,8 @@ func releaseRetried(c *check) {
 			c.cannot("after a release whose reply was lost nobody got the lock: %v", err)
 		}
 		c.free(l)
-		sure = c.stays(later, other, key, "a release whose reply had been lost was retried,") // its client may retry the release, too
-		c.free(later)
-		return sure
+		defer c.free(later)
+		return c.stays(later, other, key, "a release whose reply had been lost was retried,") // its client may retry the release, too
 	})
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
@@ -123,9 +121,8 @@ func (c *check) othersLast() {
 			if !r.returned || c.endsWithConnection(l) {
 				return true
 			}
-			sure = c.stays(l, other, key, what+" by its holder that got no reply")
-			c.free(l, gone)
-			return sure
+			defer c.free(l, gone)
+			return c.stays(l, other, key, what+" by its holder that got no reply")
 		})
 	}
 }
@@ -152,9 +149,8 @@ func releaseStale(c *check) {
 		if c.do(stale.Release) == nil {
 			c.notes("the release of a lease that had run out, and whose lock another client had had since, returned no error: only the lease's context tells its holder")
 		}
-		sure = c.still(later, other, key, "the release of a lease that had run out")
-		c.free(later)
-		return sure
+		defer c.free(later)
+		return c.still(later, other, key, "the release of a lease that had run out")
 	})
 }
 
@@ -179,9 +175,8 @@ func releaseLate(c *check) {
 				return true
 			}
 			deliver()
-			sure = c.stays(later, other, key, what)
-			c.free(later)
-			return sure
+			defer c.free(later)
+			return c.stays(later, other, key, what)
 		})
 		if !c.k.Service.Reentrant { // its releases count, whichever grant they are of
 			c.ownRelease(what, fault)
@@ -279,9 +274,8 @@ func (c *check) failedAcquire() {
 					return true
 				}
 				c.still(l, a, key, "its own acquisition of a held lock that "+what)
-				sure = c.stays(l, other, key, "an acquisition of a held lock that "+what)
-				c.free(l)
-				return sure
+				defer c.free(l)
+				return c.stays(l, other, key, "an acquisition of a held lock that "+what)
 			})
 		}
 	}
@@ -321,9 +315,8 @@ func (c *check) ownCleanup() {
 			if err != nil {
 				return true // comesFree reports it
 			}
-			sure = c.stays(l, other, key, "an acquisition of the same client that had failed")
-			c.free(l)
-			return sure
+			defer c.free(l)
+			return c.stays(l, other, key, "an acquisition of the same client that had failed")
 		})
 	}
 }

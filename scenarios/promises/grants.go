@@ -392,9 +392,8 @@ func keysIndependent(c *check) {
 		also := c.take(a, second)
 		sure = c.still(l, b, first, "its holder's grant of another key")
 		c.free(also)
-		sure = c.still(l, b, first, "its holder's release of another key") && sure
-		c.free(l)
-		return sure
+		defer c.free(l)
+		return c.still(l, b, first, "its holder's release of another key") && sure
 	})
 	base, refused := newKey(), ""
 	if c.repeatedly(func() bool { // a client may mistake its own late request for another's

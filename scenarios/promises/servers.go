@@ -379,9 +379,8 @@ func (c *check) oneInCommon() {
 		b := c.lasting()
 		c.inject(&client{links: b.links[:common]}, (*faults.Link).Refuse)
 		c.still(l, b, key, fmt.Sprintf("the only one of %d servers that two clients both reached had lost its data,", len(nodes)))
-		sure = l.Context().Err() == nil // the other servers may wait for a lease before they vote
-		c.free(l)
-		return sure
+		defer c.free(l)
+		return l.Context().Err() == nil // the other servers may wait for a lease before they vote
 	})
 }
 
@@ -399,9 +398,8 @@ func dataLoss(c *check) {
 			key := newKey()
 			l := c.take(c.lasting(), key)
 			c.fault(scenarios.Step{Verb: "wipe", Target: n.Name})
-			sure = c.still(l, c.client(), key, "one of "+fmt.Sprint(len(nodes))+" servers had lost its data")
-			c.free(l)
-			return sure
+			defer c.free(l)
+			return c.still(l, c.client(), key, "one of "+fmt.Sprint(len(nodes))+" servers had lost its data")
 		})
 	}
 	if len(nodes)%2 == 1 {

@@ -189,9 +189,8 @@ func (c *check) othersCall() {
 			if !r.returned || fault != nil && c.endsWithConnection(l) {
 				return true
 			}
-			sure = c.stays(l, other, mine, "a cancelled wait of its holder for another lock")
-			c.free(l, held)
-			return sure
+			defer c.free(l, held)
+			return c.stays(l, other, mine, "a cancelled wait of its holder for another lock")
 		})
 	}
 }
