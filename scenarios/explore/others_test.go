@@ -22,7 +22,7 @@ import (
 // drift is the allowance for clock drift on a lease of a second.
 const drift = 12 * time.Millisecond
 
-// others are locks of other libraries, without tokens. TestRedsyncValue says why redsync lacks two verbs.
+// others are locks of other libraries, without tokens. TestSchedules says why redsync lacks two verbs.
 var others = []explore.System{onBSM(drift), without(onRedsync(5), explore.Hold, explore.Pause)}
 
 var shortcomings = []flaw{
@@ -40,14 +40,6 @@ func TestOthers(t *testing.T) {
 		})
 	}
 	find(t, "testdata/others.txt", shortcomings)
-}
-
-// All tries of redsync's LockContext write the same value. The release after a failed try may arrive late and free the lock that
-// a later try has taken.
-func TestRedsyncValue(t *testing.T) {
-	sys := onRedsync(1)
-	r := sys.Run(t, parse(t, "run C; hold A 1; run A; run C; hold A 1; wait 1.1s; mend A; run C"))
-	require.Equal(t, explore.TwoHolders, r.Finding, r.Trace)
 }
 
 // deafened has leases longer than a client may wait. Requests arrive, but replies may be lost.
