@@ -134,37 +134,8 @@ func fault(name, target string) history.Event {
 	return history.Event{Actor: "controller", Kind: history.KindFault, Name: name, Target: target}
 }
 
-// Endings of leases that no recorded page has, in the text alternative.
-func TestLeaseEndings(t *testing.T) {
+func TestUnusualHistories(t *testing.T) {
 	const ms = time.Millisecond
-	for name, c := range map[string]struct {
-		events []history.Event
-		want   string
-	}{
-		"released, reports crossed": {
-			[]history.Event{acquired("A", 1, 9*ms), acquired("B", 2, 9*ms), report("A", history.Released), report("B", history.Released)},
-			"A is granted token 1 at 0 s; released at 1 ms.",
-		},
-		"renewed beyond its first end": {
-			[]history.Event{acquired("A", 1, ms), report("A", history.Read), report("A", history.Read), report("A", history.Released)},
-			"A is granted token 1 at 0 s; released at 3 ms.",
-		},
-		"killed": {
-			[]history.Event{acquired("A", 1, ms), fault("kill", "A"), report("B", history.Held), report("B", history.Held)},
-			"A is granted token 1 at 0 s; expired by 3 ms.",
-		},
-		"still held": {
-			[]history.Event{acquired("A", 1, ms), report("A", history.Read), report("A", history.Read)},
-			"A is granted token 1 at 0 s; still held at the end of the history.",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			has(t, render(t, reports.Run{Events: build(c.events...)}), c.want)
-		})
-	}
-}
-
-func TestIncompleteHistories(t *testing.T) {
 	swapped := build(acquired("A", 1, time.Second), report("A", history.Read), report("A", history.Released))
 	swapped[1], swapped[2] = swapped[2], swapped[1]
 	instant := build(acquired("A", 1, time.Second), report("A", history.Read), report("A", history.Released))
@@ -194,6 +165,23 @@ func TestIncompleteHistories(t *testing.T) {
 		"unowned write": {
 			build(history.Event{Actor: "resource", Kind: history.KindDecision, Op: "write", Token: 9, Seq: 1, Accepted: true, Value: "x\n"}),
 			[]string{"accepted a write with token 9"},
+		},
+		// Endings of leases that no recorded page has, in the text alternative.
+		"released, reports crossed": {
+			build(acquired("A", 1, 9*ms), acquired("B", 2, 9*ms), report("A", history.Released), report("B", history.Released)),
+			[]string{"A is granted token 1 at 0 s; released at 1 ms."},
+		},
+		"renewed beyond its first end": {
+			build(acquired("A", 1, ms), report("A", history.Read), report("A", history.Read), report("A", history.Released)),
+			[]string{"A is granted token 1 at 0 s; released at 3 ms."},
+		},
+		"killed": {
+			build(acquired("A", 1, ms), fault("kill", "A"), report("B", history.Held), report("B", history.Held)),
+			[]string{"A is granted token 1 at 0 s; expired by 3 ms."},
+		},
+		"still held": {
+			build(acquired("A", 1, ms), report("A", history.Read), report("A", history.Read)),
+			[]string{"A is granted token 1 at 0 s; still held at the end of the history."},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
