@@ -17,7 +17,7 @@ type injection struct {
 	process  func(ctx context.Context, w *worker) (faults.Heal, error)
 	links    func(ctx context.Context, w *worker, st Step) (faults.Heal, error)
 	resource func(ctx context.Context, r target) (faults.Heal, error)
-	server   func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, st Step) (faults.Heal, error)
+	server   func(ctx context.Context, s *testbed.Server, st Step) (faults.Heal, error)
 }
 
 // injections has [history.Faults], except those that only certain locks' servers have: see [ServerSet].
@@ -30,7 +30,7 @@ var injections = map[string]injection{
 			})
 			return heal, err
 		},
-		server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+		server: func(ctx context.Context, s *testbed.Server, _ Step) (faults.Heal, error) {
 			return s.Pause(ctx)
 		},
 	},
@@ -43,29 +43,20 @@ var injections = map[string]injection{
 			return nil, err
 		},
 		resource: func(ctx context.Context, r target) (faults.Heal, error) { return r.restart, r.kill(ctx) },
-		server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+		server: func(ctx context.Context, s *testbed.Server, _ Step) (faults.Heal, error) {
 			return s.Restart, s.Kill(ctx)
 		},
 	},
 	"hold":   {links: func(ctx context.Context, w *worker, _ Step) (faults.Heal, error) { return w.toStore.HoldRequests(ctx) }},
 	"cut":    {links: lockLinks((*faults.Link).Cut)},
 	"refuse": {links: lockLinks((*faults.Link).Refuse)},
-	"isolate": {server: func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
-		if c == nil {
-			return nil, fmt.Errorf("it has no peers: %w", errors.ErrUnsupported)
-		}
-		return c.Isolate(ctx, s)
+	"isolate": {server: func(ctx context.Context, s *testbed.Server, _ Step) (faults.Heal, error) {
+		return s.Cluster.Isolate(ctx, s)
 	}},
-	"wipe": {server: func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
-		if c != nil && len(c.Servers) > 1 {
-			return nil, fmt.Errorf("a cluster member that lost its data must not rejoin as the same member: %w", errors.ErrUnsupported)
-		}
-		if err := s.Kill(ctx); err != nil {
-			return nil, err
-		}
-		return nil, s.RestartEmpty(ctx)
+	"wipe": {server: func(ctx context.Context, s *testbed.Server, _ Step) (faults.Heal, error) {
+		return nil, s.Wipe(ctx)
 	}},
-	"jump": {server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, st Step) (faults.Heal, error) {
+	"jump": {server: func(ctx context.Context, s *testbed.Server, st Step) (faults.Heal, error) {
 		d, err := time.ParseDuration(st.Detail)
 		if err != nil {
 			return nil, fmt.Errorf("a jump needs a duration, such as 20s: %w", err)
@@ -75,7 +66,7 @@ var injections = map[string]injection{
 		}
 		return s.Clock.Jump(ctx, d)
 	}},
-	"deny": {server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+	"deny": {server: func(ctx context.Context, s *testbed.Server, _ Step) (faults.Heal, error) {
 		return s.Deny(ctx)
 	}},
 }

@@ -73,11 +73,11 @@ func TestLeaderOfEachRun(t *testing.T) {
 	restart := scenarios.Step{Verb: "restart", Target: scenarios.Leader}
 	require.ErrorContains(t, svc.Fault(ctx, restart), "there is no fault for restart to undo")
 	for range 2 {
-		leader, err := all.Cluster.Leader(ctx)
+		leader, err := all.Servers[0].Cluster.Leader(ctx)
 		require.NoError(t, err)
 		require.NoError(t, svc.Fault(ctx, scenarios.Step{Verb: "kill", Target: scenarios.Leader}))
 		require.ErrorIs(t, leader.Kill(ctx), os.ErrProcessDone, "%s leads, and another was killed", leader.Name)
-		_, err = all.Cluster.Leader(ctx, leader) // the restart still goes to the old one
+		_, err = all.Servers[0].Cluster.Leader(ctx, leader) // the restart still goes to the old one
 		require.NoError(t, err)
 		require.NoError(t, svc.Fault(ctx, restart))
 	}

@@ -15,8 +15,6 @@ import (
 type ServerSet struct {
 	Lock    string // Service.Lock
 	Servers []*testbed.Server
-
-	Cluster *testbed.Cluster // of Servers; for the target Leader and the fault isolate
 	// Faults are faults of this lock's servers only, by name.
 	Faults map[string]func(ctx context.Context, s *testbed.Server, st Step) error
 }
@@ -40,9 +38,6 @@ func (s ServerSet) On() *Service {
 
 // Close closes the servers.
 func (s ServerSet) Close() error {
-	if s.Cluster != nil {
-		return s.Cluster.Close()
-	}
 	var errs []error
 	for _, server := range s.Servers {
 		errs = append(errs, server.Close())
@@ -101,14 +96,12 @@ func (f *faultInjector) undoAll(ctx context.Context, servers []*testbed.Server, 
 // findLeader finds the leader for each fault: several runs may use the service. An undo goes to the server that was hit.
 func (f *faultInjector) findLeader(ctx context.Context, st Step) error {
 	switch {
-	case f.Cluster == nil:
-		return fmt.Errorf("it has no leader: %w", errors.ErrUnsupported)
 	case undone(st.Verb) != nil && f.leader == "":
 		return fmt.Errorf("there is no fault for %s to undo", st.Verb)
 	case undone(st.Verb) != nil:
 		return nil
 	}
-	s, err := f.Cluster.Leader(ctx)
+	s, err := f.Servers[0].Cluster.Leader(ctx)
 	if err == nil {
 		f.leader = s.Name
 	}
@@ -140,7 +133,7 @@ func (f *faultInjector) apply(ctx context.Context, s *testbed.Server, st Step) e
 	case f.undo[before] != nil:
 		return fmt.Errorf("%s is already in force: add %s first", st.Verb, before)
 	}
-	undo, err := do(ctx, f.Cluster, s, st)
+	undo, err := do(ctx, s, st)
 	if undo != nil && fault(st.Verb).Undo != "" { // it may be in force in spite of err
 		f.undo[before] = undo
 	}

@@ -29,15 +29,21 @@ func Start(ctx context.Context, lock string, n int, o *testbed.Options) (Servers
 		s.Servers = make([]*testbed.Server, 1)
 		s.Servers[0], err = start(ctx, o)
 	}
+	cluster := func(start func(context.Context, int, *testbed.Options) (*testbed.Cluster, error)) {
+		var c *testbed.Cluster
+		if c, err = start(ctx, n, o); err == nil {
+			s.Servers = c.Servers
+		}
+	}
 	switch lock {
 	case locks.Redis:
 		one(testbed.StartRedis)
 	case locks.Redlock:
 		s.Servers, err = testbed.StartRedisNodes(ctx, 5, o)
 	case locks.Etcd:
-		s.Cluster, err = testbed.StartEtcd(ctx, n, o)
+		cluster(testbed.StartEtcd)
 	case locks.ZooKeeper:
-		s.Cluster, err = testbed.StartZooKeeper(ctx, n, o)
+		cluster(testbed.StartZooKeeper)
 	case locks.Consul:
 		one(testbed.StartConsul)
 	case locks.Postgres:
@@ -49,9 +55,6 @@ func Start(ctx context.Context, lock string, n int, o *testbed.Options) (Servers
 	}
 	if err != nil {
 		return Servers{}, err
-	}
-	if s.Cluster != nil {
-		s.Servers = s.Cluster.Servers
 	}
 	return Servers{ServerSet: s}, nil
 }
@@ -69,7 +72,7 @@ func (s Servers) On() *scenarios.Service {
 				return err
 			},
 			"restore": func(ctx context.Context, _ *testbed.Server, st scenarios.Step) error {
-				return restoreEtcd(ctx, s.Cluster, snapshot, st.Detail)
+				return restoreEtcd(ctx, s.Servers[0].Cluster, snapshot, st.Detail)
 			},
 		}
 	case locks.ZooKeeper:
@@ -99,7 +102,7 @@ func (s Servers) Close() error {
 
 func restoreEtcd(ctx context.Context, c *testbed.Cluster, snapshot []byte, detail string) error {
 	switch {
-	case c == nil || snapshot == nil:
+	case snapshot == nil:
 		return errors.New("there is no snapshot; take one before")
 	case detail == bumped:
 		return c.RestoreSnapshot(ctx, snapshot, bumpBy)

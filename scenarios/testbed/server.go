@@ -31,6 +31,7 @@ type Server struct {
 	URL      string   // for client libraries, with credentials
 	Provider Provider // never [Auto]
 	Version  string   // as reported by the server; "miniredis" if embedded
+	Cluster  *Cluster // the servers that were started together
 
 	// Clock survives restarts; nil unless Options.Clock.
 	Clock *faults.Clock
@@ -64,7 +65,7 @@ func (s *Server) Close() error { return s.close() }
 
 // Pause freezes every process of the server. If the server was killed meanwhile, the heal matches [os.ErrProcessDone].
 //
-// Pause, Kill and Restart match [errors.ErrUnsupported] for [External] and [Embedded] servers.
+// Pause, Kill, Restart and Wipe match [errors.ErrUnsupported] for [External] and [Embedded] servers.
 func (s *Server) Pause(ctx context.Context) (faults.Heal, error) {
 	var heal faults.Heal
 	var run int
@@ -128,8 +129,15 @@ func (s *Server) Kill(ctx context.Context) error {
 // Restart restarts a killed server at its address, and returns once it answers.
 func (s *Server) Restart(ctx context.Context) error { return s.restart(ctx, s.begin) }
 
-// RestartEmpty is [Server.Restart] without the server's data.
-func (s *Server) RestartEmpty(ctx context.Context) error {
+// Wipe kills the server and restarts it without its data. For a cluster's member, which must not rejoin then, the error matches
+// [errors.ErrUnsupported].
+func (s *Server) Wipe(ctx context.Context) error {
+	if s.serverType.linked && len(s.Cluster.Servers) > 1 {
+		return fmt.Errorf("testbed: a cluster member that lost its data must not rejoin as the same member: %w", errors.ErrUnsupported)
+	}
+	if err := s.Kill(ctx); err != nil {
+		return err
+	}
 	return s.restart(ctx, func(ctx context.Context) error {
 		if err := s.host.wipe(ctx); err != nil {
 			return err

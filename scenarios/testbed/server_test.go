@@ -142,8 +142,7 @@ func TestRestart(t *testing.T) {
 		require.Equal(t, addr, s.Addr)
 		require.Equal(t, "value", c.Get(ctx, "key").Val())
 
-		require.NoError(t, s.Kill(ctx))
-		require.NoError(t, s.RestartEmpty(ctx))
+		require.NoError(t, s.Wipe(ctx))
 		require.Equal(t, addr, s.Addr)
 		require.ErrorIs(t, c.Get(ctx, "key").Err(), redis.Nil, "data is gone with the disk")
 		require.Equal(t, "always", c.ConfigGet(ctx, "appendfsync").Val()["appendfsync"], "its arguments are not")
@@ -319,8 +318,8 @@ func TestClock(t *testing.T) {
 		require.ErrorIs(t, dialRedis(t, nodes[1].Addr).Get(ctx, "key").Err(), redis.Nil, "it has expired")
 		require.Equal(t, "value", dialRedis(t, nodes[0].Addr).Get(ctx, "key").Val(), "another server's clock")
 
-		for _, restart := range []func(context.Context) error{nodes[1].Restart, nodes[1].RestartEmpty} {
-			require.NoError(t, nodes[1].Kill(ctx))
+		require.NoError(t, nodes[1].Kill(ctx))
+		for _, restart := range []func(context.Context) error{nodes[1].Restart, nodes[1].Wipe} {
 			require.NoError(t, restart(ctx))
 			shown, err := dialRedis(t, nodes[1].Addr).Time(ctx).Result()
 			require.NoError(t, err)

@@ -98,7 +98,7 @@ func startAt(ctx context.Context, p Provider, g *group, o *Options) (*Cluster, e
 	c.stop = sync.OnceValue(c.shut)
 	c.open.Store(int32(len(c.Servers)))
 	for _, s := range c.Servers {
-		s.Provider = p
+		s.Provider, s.Cluster = p, c
 		s.close = sync.OnceValue(func() error {
 			if c.open.Add(-1) == 0 {
 				return c.stop() // with what they share

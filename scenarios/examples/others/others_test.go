@@ -329,15 +329,15 @@ func TestPromises(t *testing.T) {
 		{"redsync-5", "github.com/go-redsync/redsync/v4", openRedsync, redisNodes(5), plain, 0, false, []string{"DataLoss"}},
 		{"rueidislock", "github.com/redis/rueidis", openRueidislock, realRedis, noTokens, 0, false, []string{"ClockSkew"}},
 		// https://github.com/etcd-io/website/issues/710
-		{"etcd-mutex", "go.etcd.io/etcd/client/v3", openEtcd, etcd, scenarios.Service{}, 2 * time.Second, false, []string{"LeaseLasts", "KeysIndependent"}},
+		{"etcd-mutex", "go.etcd.io/etcd/client/v3", openEtcd, cluster(testbed.StartEtcd), scenarios.Service{}, 2 * time.Second, false, []string{"LeaseLasts", "KeysIndependent"}},
 		{
-			"consul-api", "github.com/hashicorp/consul/api", openConsul, consul,
+			"consul-api", "github.com/hashicorp/consul/api", openConsul, single(testbed.StartConsul),
 			scenarios.Service{NoTokens: true, MinSession: testbed.ConsulMinSession},
 			2 * time.Second, false,
 			[]string{"LeaseLasts", "KeysIndependent", "WaitersCutOff", "EndsWithContext"},
 		},
-		{"go-zookeeper", "github.com/go-zookeeper/zk", openGoZookeeper, zooKeeper, noTokens, 2 * time.Second, true, nil},
-		{"dynamolock", "cirello.io/dynamolock/v2", openDynamolock, dynamoDB, noTokens, 0, true, []string{"LeaseRenewed"}},
+		{"go-zookeeper", "github.com/go-zookeeper/zk", openGoZookeeper, cluster(testbed.StartZooKeeper), noTokens, 2 * time.Second, true, nil},
+		{"dynamolock", "cirello.io/dynamolock/v2", openDynamolock, single(testbed.StartDynamoDB), noTokens, 0, true, []string{"LeaseRenewed"}},
 	} {
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
@@ -387,28 +387,19 @@ func realRedis(ctx context.Context) (scenarios.ServerSet, error) {
 	return set, err
 }
 
-func etcd(ctx context.Context) (scenarios.ServerSet, error) {
-	c, err := testbed.StartEtcd(ctx, 1, nil)
-	if err != nil {
-		return scenarios.ServerSet{}, err
+func cluster(from func(context.Context, int, *testbed.Options) (*testbed.Cluster, error)) start {
+	return func(ctx context.Context) (scenarios.ServerSet, error) {
+		c, err := from(ctx, 1, nil)
+		if err != nil {
+			return scenarios.ServerSet{}, err
+		}
+		return scenarios.ServerSet{Servers: c.Servers}, nil
 	}
-	return scenarios.ServerSet{Servers: c.Servers, Cluster: c}, nil
 }
 
-func zooKeeper(ctx context.Context) (scenarios.ServerSet, error) {
-	c, err := testbed.StartZooKeeper(ctx, 1, nil)
-	if err != nil {
-		return scenarios.ServerSet{}, err
+func single(from func(context.Context, *testbed.Options) (*testbed.Server, error)) start {
+	return func(ctx context.Context) (scenarios.ServerSet, error) {
+		s, err := from(ctx, nil)
+		return scenarios.ServerSet{Servers: []*testbed.Server{s}}, err
 	}
-	return scenarios.ServerSet{Servers: c.Servers}, nil
-}
-
-func dynamoDB(ctx context.Context) (scenarios.ServerSet, error) {
-	s, err := testbed.StartDynamoDB(ctx, nil)
-	return scenarios.ServerSet{Servers: []*testbed.Server{s}}, err
-}
-
-func consul(ctx context.Context) (scenarios.ServerSet, error) {
-	s, err := testbed.StartConsul(ctx, nil)
-	return scenarios.ServerSet{Servers: []*testbed.Server{s}}, err
 }
