@@ -12,10 +12,9 @@ import (
 )
 
 // stubborn is a lock whose leases end only by Release. The first isn't renewed.
-type stubborn struct{ grants, held int }
-
-func (s *stubborn) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	return s.TryAcquire(ctx, key)
+type stubborn struct {
+	scenarios.Lock
+	grants, held int
 }
 
 func (s *stubborn) TryAcquire(context.Context, string) (scenarios.Lease, error) {
@@ -27,15 +26,13 @@ func (s *stubborn) TryAcquire(context.Context, string) (scenarios.Lease, error) 
 	return &stubbornLease{s: s, renewed: s.grants > 1}, nil
 }
 
-func (*stubborn) Close() error { return nil }
-
 type stubbornLease struct {
+	scenarios.Lease
 	s       *stubborn
 	renewed bool
 }
 
 func (*stubbornLease) Fence() uint64            { return 1 }
-func (*stubbornLease) TTL() time.Duration       { return time.Second }
 func (*stubbornLease) Context() context.Context { return context.Background() }
 
 func (l *stubbornLease) Until() time.Time {

@@ -504,13 +504,10 @@ func TestEmbedded(t *testing.T) {
 		if !s.On(locks.Redis) || s.Faulty() {
 			continue
 		}
-		for f, want := range s.Expect {
+		for f := range s.Expect {
 			t.Run(s.Name+"/"+string(f), func(t *testing.T) {
 				t.Parallel()
-				o, err := onRedis(redis).Run(t.Context(), s, f)
-				require.NoError(t, err)
-				require.Equal(t, want, o.Verdict, "%q", o.Findings)
-				golden(t, s, string(f), strings.Join(history.Trace(o.Events), "\n")+"\n")
+				runOnce(t, onredis.Service(redis), onredis.Bolt, s, f)
 			})
 		}
 	}
