@@ -62,7 +62,7 @@ func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (st
 		case s.id == "":
 			err = b.create(ctx, s)
 		case wait.Since(s.since, start) > s.ttl: // Consul may be ending it, and renews it all the same
-			b.retire(s)
+			b.retire(s) //nolint:contextcheck // it outlives ctx
 			return errGone
 		case wait.Since(s.since, start)+ttl > s.ttl:
 			err = b.renew(ctx, s)
