@@ -187,7 +187,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	r.NoteHeld()
 	b.listenFromNow()
 	waits, end := wait.Both(ctx, b.open)
-	q, err := b.waiting.Join(waits, r.Key, b.bears(r))
+	q, err := b.waiting.Join(waits, r.Key, b.tolerance(r))
 	end()
 	switch {
 	case err == nil:
@@ -234,7 +234,7 @@ func (b *Backend) poll(ctx context.Context, q *wait.Queue, r dlock.Request) (dlo
 		default:
 			since = time.Time{}
 		}
-		if time.Since(since) >= b.bears(r) {
+		if time.Since(since) >= b.tolerance(r) {
 			q.Fail(since, err)
 			return g, 0, err
 		}
@@ -244,8 +244,8 @@ func (b *Backend) poll(ctx context.Context, q *wait.Queue, r dlock.Request) (dlo
 	}
 }
 
-// bears is for how long a waiter retries.
-func (b *Backend) bears(r dlock.Request) time.Duration { return max(r.TTL, 3*b.patience) }
+// tolerance is for how long a waiter retries.
+func (b *Backend) tolerance(r dlock.Request) time.Duration { return max(r.TTL, 3*b.patience) }
 
 func (b *Backend) wait(ctx context.Context, q *wait.Queue, d time.Duration) error {
 	t := time.NewTimer(d)

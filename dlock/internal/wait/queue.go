@@ -35,16 +35,16 @@ type failure struct {
 	err   error
 }
 
-// Join waits until the caller may poll for key, and then must leave. Or it returns ctx's cause, or the error with which another has
-// failed, once polls have failed for as long as this caller bears.
-func (qs *Queues) Join(ctx context.Context, key string, bears time.Duration) (q *Queue, err error) {
+// Join waits until the caller may poll for key; the caller then must leave. It returns ctx's cause, or the error with which another
+// has given up if polls had failed for at least the tolerance.
+func (qs *Queues) Join(ctx context.Context, key string, tolerance time.Duration) (q *Queue, err error) {
 	q, failed := qs.enter(key)
 	for err == nil {
 		select {
 		case q.turn <- struct{}{}:
 			return q, nil
 		case <-failed.done:
-			if time.Since(failed.since) >= bears {
+			if time.Since(failed.since) >= tolerance {
 				err = failed.err
 			}
 			failed = q.next()
@@ -62,7 +62,8 @@ func (q *Queue) Leave() {
 	q.quit()
 }
 
-// Fail has those waiters return err that don't bear failures since then. In turn, the last would get it after many time limits.
+// Fail returns err to those waiters whose tolerance doesn't cover failures since then. If each polled first, the last would get it
+// after many time limits.
 func (q *Queue) Fail(since time.Time, err error) {
 	q.of.mu.Lock()
 	defer q.of.mu.Unlock()

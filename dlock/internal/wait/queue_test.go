@@ -19,10 +19,10 @@ func TestQueues(t *testing.T) {
 			*wait.Queue
 			err error
 		}
-		joins := func(ctx context.Context, key string, bears time.Duration) chan joined {
+		joins := func(ctx context.Context, key string, tolerance time.Duration) chan joined {
 			c := make(chan joined, 1)
 			go func() {
-				q, err := qs.Join(ctx, key, bears)
+				q, err := qs.Join(ctx, key, tolerance)
 				c <- joined{q, err}
 			}()
 			synctest.Wait()
