@@ -18,10 +18,10 @@ const DefaultTTL = 10 * time.Second
 
 // Options configure a [Locker].
 type Options struct {
-	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key; with Consul, etcd and
-	// S3 somewhat longer, see there. Required, at least 1 ms (nil Options have DefaultTTL). A lease that was waited for may be
-	// shorter until its first renewal: with redislock, as short as half of the TTL or of Queue.HandoffTTL, whichever is less. The
-	// Locker renews it halfway through, unless it has been released.
+	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. With Consul, etcd,
+	// ZooKeeper and S3 it may block it for longer, with Consul for 20 s: see docs/which-lock.md. Required, at least 1 ms (nil
+	// Options have DefaultTTL). A lease that was waited for may be shorter until its first renewal: with redislock, as short as
+	// half of the TTL or of Queue.HandoffTTL, whichever is less. The Locker renews it halfway through, unless it has been released.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
@@ -116,9 +116,9 @@ func margin(ttl time.Duration) time.Duration {
 //
 // Its error wraps [ErrClosed], [ErrNotReentrant], [ErrRequestLost], the backend's error or, when ctx ends, ctx's cause. It then
 // wraps [ErrHeld] too if the lock service has said that another holds the lock; otherwise the service has not answered. After an
-// error nothing stays locked for longer than by a crashed holder: a request whose outcome is unknown is undone in the background,
-// by a goroutine of its own. While the lock service is frozen each call that was given up keeps it, about 10 kB, for at most one
-// TTL after the client library has given up, too.
+// error nothing stays locked for longer than a crashed holder would keep it: a request whose outcome is unknown is undone in the
+// background, by a goroutine of its own. While the lock service is frozen each call that was given up keeps it, about 10 kB, for at
+// most one TTL after the client library has given up, too.
 //
 // The end of ctx after Acquire has returned doesn't affect the lease; see [Handle.Context].
 func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {

@@ -33,7 +33,8 @@ func onRedis(redis *testbed.Server) *scenarios.Runner {
 }
 
 func childrenOf(pid int) (pids []int) {
-	for _, p := range proc.Descendants(pid) {
+	under, _ := proc.Descendants(pid)
+	for _, p := range under {
 		if p.Parent == pid {
 			pids = append(pids, p.PID)
 		}

@@ -23,8 +23,8 @@
 // A lock request without a reply may reach Consul long after its sender has given up. So each one requires that its session's
 // seal, the entry {Prefix}=session/{ID}, doesn't exist. Undoing a request seals its session and deletes the entry in one
 // transaction. Grants of a sealed session are still renewed; new ones use another. A request that a proxy repeats recognises its
-// own entry by its flags, a number unique in the session. But a proxy may not repeat one while it may still deliver the first:
-// that copy of a refused request would lock the key for nobody until the session ends.
+// own entry by its flags, a number unique in the session. But a proxy must not repeat one whose first copy may still arrive: if
+// one copy is refused, the other could later lock the key for nobody, until the session ends.
 //
 // # Limits
 //
@@ -161,10 +161,9 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		}
 		q.Failing = cmp.Or(q.Failing, time.Now())
 		if !retryable(err) {
-			q.Failing = time.Time{} // for all
+			return g, err
 		}
-		if time.Since(q.Failing) > r.TTL {
-			q.Fail(q.Failing, err)
+		if q.Fail(q.Failing, err); time.Since(q.Failing) >= r.TTL {
 			return g, err
 		}
 		index = 0

@@ -61,7 +61,7 @@ func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (st
 			return dlock.ErrClosed
 		case s.id == "":
 			err = b.create(ctx, s)
-		case wait.Since(s.since, start) > s.ttl: // Consul may be ending it, and renews it all the same
+		case wait.Since(s.since, start) > s.ttl: // Consul may be ending it, and still accepts renewals
 			b.retire(s) //nolint:contextcheck // it outlives ctx
 			return errGone
 		case wait.Since(s.since, start)+ttl > s.ttl:

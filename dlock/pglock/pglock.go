@@ -232,10 +232,9 @@ func (b *Backend) poll(ctx context.Context, q *wait.Queue, r dlock.Request) (dlo
 			q.Failing = cmp.Or(q.Failing, time.Now())
 			since = q.Failing
 		default:
-			since = time.Time{}
+			return g, 0, err
 		}
-		if time.Since(since) >= b.tolerance(r) {
-			q.Fail(since, err)
+		if q.Fail(since, err); time.Since(since) >= b.tolerance(r) {
 			return g, 0, err
 		}
 		if err := b.wait(ctx, q, pause/2+jitter.N(pause/2)); err != nil {
@@ -244,7 +243,7 @@ func (b *Backend) poll(ctx context.Context, q *wait.Queue, r dlock.Request) (dlo
 	}
 }
 
-// tolerance is for how long a waiter retries.
+// tolerance is how long a waiter retries.
 func (b *Backend) tolerance(r dlock.Request) time.Duration { return max(r.TTL, 3*b.patience) }
 
 func (b *Backend) wait(ctx context.Context, q *wait.Queue, d time.Duration) error {

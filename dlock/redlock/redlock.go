@@ -64,7 +64,7 @@ type Options struct {
 }
 
 // Spin is how Acquire retries: after a random backoff, which resolves split votes, below a limit that doubles from Min to Max, or
-// sooner if enough of the leases in its way have ended. A Backend's waiters for one key retry in turn. Between Backends it is
+// sooner if enough of the leases in its way have ended. Of a Backend's waiters for a key, one at a time does. Between Backends it is
 // unfair: the first to retry after a release wins. Min should be a few round trips. Defaults: 2 ms, and 100 ms or Min if that is
 // longer.
 type Spin struct{ Min, Max time.Duration }
@@ -171,15 +171,15 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 			}
 		default:
 			if q != nil && ctx.Err() == nil {
-				q.Fail(time.Time{}, err)
+				q.Fail(a.start, err)
 			}
 			return dlock.Grant{}, err
 		}
 		if late == maxLate || !patient && (a.held || !time.Now().Before(giveUp)) {
 			return dlock.Grant{}, err
 		}
-		if patient && q == nil {
-			q, err = b.waiting.Join(ctx, r.Key, 0)
+		if patient && q == nil && errors.Is(err, dlock.ErrHeld) {
+			q, err = b.waiting.Join(ctx, r.Key, timeout)
 			switch {
 			case err == nil:
 				defer q.Leave()

@@ -9,8 +9,8 @@
 //
 // # Waiting
 //
-// S3 can't notify: of a Backend's waiters for a key, one polls with a GET, first after an eighth to a quarter of [Options.Poll],
-// later after half to all of it, 4800 times an hour by default. Waiters are not served in order, and a client that takes the lock
+// S3 can't notify: one waiter per key and Backend polls, with a GET, first after an eighth to a quarter of [Options.Poll], later
+// after half to all of it, 4800 times an hour by default. Waiters are not served in order, and a client that takes the lock
 // again at once may starve them. Acquire, Renew and Release take a GET and a PUT each: too slow and expensive for a hot key. A
 // waiter retries failed requests for up to its TTL, unless S3 refuses them.
 //
@@ -55,6 +55,7 @@ const (
 	minIdle = 5 * time.Millisecond
 
 	answerTimeout = 20 * time.Second // for one GET or PUT; the client itself may wait for ever
+	pollTimeout   = 5 * time.Second  // for a waiter's GET and PUT at first
 )
 
 // ErrNoConditions is wrapped by the error of [Open] if the server ignores the conditions of a PUT.
@@ -130,11 +131,14 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		return g, err
 	}
 	defer q.Leave()
+	limit := pollTimeout
 	for d := b.o.Poll / 4; ; d = min(2*d, b.o.Poll) {
 		if err := b.pause(ctx, d); err != nil {
 			return g, err
 		}
-		g, err := b.TryAcquire(ctx, r)
+		once, cancel := context.WithTimeoutCause(ctx, limit, wait.ErrNoAnswer) // other waiters depend on it
+		g, err := b.TryAcquire(once, r)
+		cancel()
 		switch {
 		case err == nil:
 			q.Failing = time.Time{}
@@ -146,12 +150,14 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		case ctx.Err() != nil:
 			return g, failed(ctx, errWaiting)
 		}
-		q.Failing = cmp.Or(q.Failing, time.Now())
 		if !transient(err) {
-			q.Failing = time.Time{} // for all
+			return g, err
 		}
-		if time.Since(q.Failing) > r.TTL { // if it was granted all the same, the next poll finds its owner
-			q.Fail(q.Failing, err)
+		if errors.Is(err, wait.ErrNoAnswer) {
+			limit = min(2*limit, 2*answerTimeout) // a slow server must get to reply
+		}
+		q.Failing = cmp.Or(q.Failing, time.Now())
+		if q.Fail(q.Failing, err); time.Since(q.Failing) >= r.TTL { // if it was granted all the same, the next poll finds its owner
 			return g, err
 		}
 	}

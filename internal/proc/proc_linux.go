@@ -70,7 +70,8 @@ func (t *Tree) Signal(s syscall.Signal) {
 		signal(-t.group, s)
 	}
 	groups := map[int]bool{}
-	for _, p := range Descendants(os.Getpid()) {
+	under, _ := Descendants(os.Getpid())
+	for _, p := range under {
 		switch {
 		case p.Group == t.group && whole:
 		case p.Group == t.group, p.Group == outer, p.Group <= 1: // it may have joined outer; -1 would mean every process
@@ -82,12 +83,15 @@ func (t *Tree) Signal(s syscall.Signal) {
 	}
 }
 
-func children() map[int][]Process {
-	all := map[int][]Process{}
+func children() (all map[int][]Process, failed error) {
+	all = map[int][]Process{}
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range files {
 		stat, err := Stat(file)
 		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) { // it has ended
+				failed = err
+			}
 			continue
 		}
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
@@ -95,7 +99,7 @@ func children() map[int][]Process {
 		group, _ := strconv.Atoi(stat[Group])
 		all[parent] = append(all[parent], Process{pid, parent, group})
 	}
-	return all
+	return all, failed
 }
 
 // ReadDir lists a directory of /proc, or returns fs.ErrNotExist if the process has ended.

@@ -21,16 +21,16 @@ func treeAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true
 // alive reports whether the group has a process of this user. Darwin doesn't permit signals to a zombie.
 func alive(group int) bool { return syscall.Kill(-group, 0) == nil }
 
-func children() map[int][]Process {
+func children() (map[int][]Process, error) {
 	all := map[int][]Process{}
-	out, _ := exec.Command("ps", "-A", "-o", "pid=,ppid=,pgid=").Output() //nolint:noctx // ps ends by itself
+	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=,pgid=").Output() //nolint:noctx // ps ends by itself
 	for line := range strings.Lines(string(out)) {
 		var p Process
 		if _, err := fmt.Sscan(line, &p.PID, &p.Parent, &p.Group); err == nil {
 			all[p.Parent] = append(all[p.Parent], p)
 		}
 	}
-	return all
+	return all, err
 }
 
 // Signal signals the command's process group.

@@ -78,9 +78,9 @@ func (t *Tree) goneWithin(d time.Duration) bool {
 // Process is a process of this machine, which may have ended.
 type Process struct{ PID, Parent, Group int }
 
-// Descendants returns parents before their children.
-func Descendants(root int) (found []Process) {
-	children := children()
+// Descendants returns parents before their children. With an error some may be missing.
+func Descendants(root int) (found []Process, err error) {
+	children, err := children()
 	seen := map[int]bool{root: true} // a pid may have been used again meanwhile
 	for next := children[root]; len(next) > 0; next = next[1:] {
 		if p := next[0]; !seen[p.PID] {
@@ -89,7 +89,7 @@ func Descendants(root int) (found []Process) {
 			next = append(next, children[p.PID]...)
 		}
 	}
-	return found
+	return found, err
 }
 
 // signal also continues stopped processes, so that they get the signal.

@@ -89,7 +89,10 @@ func (c *Cluster) Isolate(ctx context.Context, s *Server) (faults.Heal, error) {
 		return nil, fmt.Errorf("testbed: isolate %s: it is not a member of this cluster", s.Name)
 	}
 	box, ok := s.host.(*container)
-	if !ok || box.network == "" {
+	switch {
+	case ok && box.network == "":
+		return nil, fmt.Errorf("testbed: isolate %s: it has no peers: %w", s.Name, errors.ErrUnsupported)
+	case !ok:
 		return nil, fmt.Errorf("testbed: isolate %s: only containers have a network between them: %w", s.Name, errors.ErrUnsupported)
 	}
 	err := s.change(ctx, "isolate", func(ctx context.Context) error {

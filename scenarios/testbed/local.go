@@ -145,10 +145,13 @@ func (p *process) kill(ctx context.Context) error {
 		return nil
 	}
 	var under []proc.Process
-	_ = p.child.With(func(pid int) error { // else it has ended
-		under = proc.Descendants(pid)
-		return nil
+	err := p.child.With(func(pid int) (err error) {
+		under, err = proc.Descendants(pid)
+		return err
 	})
+	if err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
 	if err := p.child.Kill(); err != nil {
 		return err
 	}
@@ -192,8 +195,9 @@ func pauseTree(ctx context.Context, root int) (faults.Heal, error) {
 			heals = append(heals, one)
 		}
 		if err == nil || errors.Is(err, os.ErrProcessDone) && len(heals) > 0 { // a descendant may end
-			err = nil
-			for _, one := range proc.Descendants(root) {
+			var under []proc.Process
+			under, err = proc.Descendants(root)
+			for _, one := range under {
 				pids = append(pids, one.PID)
 			}
 		}

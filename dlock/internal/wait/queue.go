@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Queues has a Backend's waiters poll in turn, one for each key: together they would keep the servers, and the connections to them,
-// from one another. The zero value is ready for use.
+// Queues lets one of a Backend's waiters per key poll at a time: all at once they would crowd one another out. The zero value is
+// ready for use.
 type Queues struct {
 	mu  sync.Mutex
 	all map[string]*Queue
 }
 
-// Queue is that of the waiters for a key.
+// Queue holds the waiters for one key.
 type Queue struct {
 	Wake chan struct{} // full when it is time to poll
-	// Failing is when polls began to fail, zero if they don't. Only the one who polls may use it. It outlives them, or each waiter
-	// would sit out an outage, one after the other.
+	// Failing is when polls began to fail, zero if they don't. Only the one that polls may use it. It outlives the poller, or each
+	// waiter would sit out an outage, one after the other.
 	Failing time.Time
 
 	of   *Queues
@@ -35,16 +35,17 @@ type failure struct {
 	err   error
 }
 
-// Join waits until the caller may poll for key; the caller then must leave. It returns ctx's cause, or the error with which another
-// has given up if polls had failed for at least the tolerance.
+// Join waits until the caller may poll for key; the caller must then call Leave. It returns ctx's cause, or the error of another's
+// poll if polls have failed, and the caller has waited, for at least the tolerance.
 func (qs *Queues) Join(ctx context.Context, key string, tolerance time.Duration) (q *Queue, err error) {
 	q, failed := qs.enter(key)
+	joined := time.Now()
 	for err == nil {
 		select {
 		case q.turn <- struct{}{}:
 			return q, nil
 		case <-failed.done:
-			if time.Since(failed.since) >= tolerance {
+			if min(time.Since(failed.since), time.Since(joined)) >= tolerance {
 				err = failed.err
 			}
 			failed = q.next()
@@ -62,8 +63,8 @@ func (q *Queue) Leave() {
 	q.quit()
 }
 
-// Fail returns err to those waiters whose tolerance doesn't cover failures since then. If each polled first, the last would get it
-// after many time limits.
+// Fail tells the waiters that polls have failed since then, now with err. If each found out by a poll of its own, the last of many
+// would give up after as many time limits.
 func (q *Queue) Fail(since time.Time, err error) {
 	q.of.mu.Lock()
 	defer q.of.mu.Unlock()

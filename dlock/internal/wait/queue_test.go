@@ -28,7 +28,10 @@ func TestQueues(t *testing.T) {
 			synctest.Wait()
 			return c
 		}
-		waits := func(c chan joined) { require.Empty(t, c) }
+		waits := func(c chan joined) {
+			synctest.Wait()
+			require.Empty(t, c)
+		}
 		served := func(c chan joined) *wait.Queue {
 			synctest.Wait()
 			j := <-c
@@ -67,8 +70,9 @@ func TestQueues(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		next.Fail(failing, no)
 		require.Equal(t, no, (<-last).err)
-		last = joins(t.Context(), "a", 0)
-		waits(last)
+		last = joins(t.Context(), "a", time.Second)
+		next.Fail(failing, no)
+		waits(last) // it has only just come
 		next.Leave()
 		served(last).Leave()
 		other.Leave()
