@@ -173,6 +173,14 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
+// As doubles the versions would be equal.
+func TestLargeVersion(t *testing.T) {
+	s, key, ctx := newRedis(t), newKey(), t.Context()
+	require.NoError(t, s.Client.HSet(ctx, "cas:{"+key+"}", "version", 1<<53+1, "value", "v").Err())
+	require.ErrorIs(t, s.Swap(ctx, key, 1<<53, nil), cas.ErrConflict)
+	require.NoError(t, s.Swap(ctx, key, 1<<53+1, nil))
+}
+
 // conflicts is a store whose first swaps conflict.
 type conflicts struct{ left int }
 

@@ -247,6 +247,21 @@ func TestNeitherRaisedNorRefused(t *testing.T) {
 	require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
 }
 
+// As if others had been faster twice.
+func TestFasterTwice(t *testing.T) {
+	pool := testmain.Pool(t, server)
+	o := newTable(t, pool)
+	s, ctx := newStore(t, pool, o), t.Context()
+	require.NoError(t, s.Write(ctx, "k", at(4), nil))
+	_, err := pool.Exec(ctx, strings.NewReplacer("TRIES", o.Table[0]+"_tries", "TABLE", o.Table.Sanitize()).Replace(`
+		CREATE SEQUENCE TRIES;
+		CREATE FUNCTION TRIES() RETURNS trigger LANGUAGE plpgsql AS
+			$$ BEGIN IF nextval('TRIES') > 2 THEN RETURN NEW; END IF; RETURN NULL; END $$;
+		CREATE TRIGGER skip BEFORE UPDATE ON TABLE FOR EACH ROW EXECUTE FUNCTION TRIES()`))
+	require.NoError(t, err)
+	require.NoError(t, s.Write(ctx, "k", at(5), nil))
+}
+
 func TestDiskFull(t *testing.T) {
 	pool, ctx := testmain.Pool(t, server), t.Context()
 	o := newTable(t, pool)
