@@ -98,7 +98,9 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	case to < old.Token && !force:
 		err = fmt.Errorf("it is %v, and %d would lower it: stop all holders and add -force", old, to)
 	default:
-		if err = f.set(ctx, args[1], to, force && (unreadable || resource.Fence{Token: to}.Compare(old) < 0)); err == nil {
+		// A counter has no Seq: one that is set to what it is isn't lowered, and a holder may raise it meanwhile.
+		lower := to < old.Token || !*isCounter && to == old.Token && old.Seq > 0
+		if err = f.set(ctx, args[1], to, force && (unreadable || lower)); err == nil {
 			rec, err = f.Read(ctx, args[1]) // a holder may have raised it meanwhile
 		}
 		if err == nil {

@@ -186,3 +186,20 @@ func TestReapedMeanwhile(t *testing.T) {
 	require.NoError(t, c.set(t.Context(), "k", 25, false))
 	m.CheckGet(t, "fence:{k}", "25")
 }
+
+// A lock is granted twice between the command's read and its write, which doesn't lower the counter.
+func TestForceRaisesOnly(t *testing.T) {
+	for _, counter := range []string{"fence:{k}", "fence-floor"} { // from which a missing one starts
+		m := miniredis.RunT(t)
+		require.NoError(t, m.Set(counter, "10"))
+		m.Server().SetPreHook(func(_ *server.Peer, command string, _ ...string) bool {
+			if strings.HasPrefix(strings.ToUpper(command), "EVAL") {
+				_ = m.Set("fence:{k}", "12")
+			}
+			return false
+		})
+		_, _, err := tool(t, "fence", "set", "-counter", "-force", "redis://"+m.Addr(), "k", "10")
+		require.NoError(t, err)
+		m.CheckGet(t, "fence:{k}", "12")
+	}
+}
