@@ -222,6 +222,26 @@ func TestSubscriberOfAnotherServer(t *testing.T) {
 	require.Equal(t, "done", msg.Payload, "what a waiter that was passed over has heard")
 }
 
+// A waiter gets the lock by a poll and outlives its lease; then another of its polls arrives, late. What that is granted is handed over.
+func TestLatePollOfAHolder(t *testing.T) {
+	q := hold(t, onServer(t, server))
+	expire := func() { require.NoError(t, q.c.Del(t.Context(), q.lock()).Err()) }
+	w := q.line(1)[0]
+	entry := q.c.LIndex(t.Context(), q.list(), 0).Val()
+	expire()
+	require.NoError(t, q.c.Publish(t.Context(), strings.Fields(entry)[1], "lapsed "+q.lock()).Err()) // it polls
+	g := w.wins(2).G
+	expire()
+	other := q.backend()
+	successor := locktest.Take(t, other, locktest.Next(q.key, time.Hour))
+	require.NoError(t, q.c.RPush(t.Context(), q.list(), entry).Err())
+	next, began := q.line(1)[0], time.Now()
+	locktest.Release(t, other, successor)
+	next.wins(5)
+	require.Less(t, time.Since(began), dlock.DefaultTTL/2, "no HandoffTTL has passed")
+	require.ErrorIs(t, w.b.Release(t.Context(), g), dlock.ErrLost)
+}
+
 // A handed-over lease counts from its waiter's last poll, or from a new one if that is long ago.
 func TestStartOfAHandedOverLease(t *testing.T) {
 	for _, waited := range []time.Duration{0, handoff / 2, handoff/2 + 1, handoff - 1, handoff, 2 * handoff} {

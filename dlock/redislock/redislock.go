@@ -124,7 +124,7 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	}
 	b.sub = &subscriber{
 		b: b, channel: o.Prefix + "wake:" + uuid.NewString(),
-		waiters: map[string]*waiter{}, watch: map[string]*waiter{}, taken: map[string]bool{}, leaving: map[string][]*batch{},
+		waiters: map[string]*waiter{}, watch: map[string]*waiter{}, taken: map[string]uint64{}, leaving: map[string][]*batch{},
 	}
 	return b, nil
 }
@@ -226,7 +226,7 @@ func (b *Backend) poll(ctx context.Context, r dlock.Request, p phase) (a answer,
 	default:
 		a.token = uint64(reply[0])
 		if len(reply) == 2 || p >= queued { // it was r.Owner's already, or a grant that has lapsed may still be announced
-			b.sub.take(r.Owner)
+			b.sub.take(r.Owner, a.token)
 		}
 	}
 	return a, nil

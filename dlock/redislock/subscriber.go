@@ -28,7 +28,7 @@ type subscriber struct {
 	current *subscription       // the last that was confirmed
 	waiters map[string]*waiter  // by owner
 	watch   map[string]*waiter  // by key: the one that polls often, if many wait
-	taken   map[string]bool     // owners that have the lock already; its notification may be in flight
+	taken   map[string]uint64   // tokens of owners that have the lock already; its notification may be in flight
 	leaving map[string][]*batch // by key; the first is being sent
 }
 
@@ -180,7 +180,7 @@ func (sub *subscriber) deliver(payload string) {
 		owner, lock, _ := strings.Cut(name, " ")
 		if w := sub.waiters[owner]; w != nil {
 			w.notify(notice{token: n})
-		} else if !sub.taken[owner] { // nobody here has waited for it
+		} else if n > sub.taken[owner] { // nobody here has waited for it
 			sub.scheduleLeave(sub.key(lock), owner, 0)
 		}
 	case kind == "held" && err == nil:
@@ -260,10 +260,10 @@ func (sub *subscriber) watches(w *waiter) bool {
 }
 
 // take notes that owner has the lock, so a late notification is not an orphan's.
-func (sub *subscriber) take(owner string) {
+func (sub *subscriber) take(owner string, token uint64) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
-	sub.taken[owner] = true
+	sub.taken[owner] = token
 }
 
 func (sub *subscriber) forget(owner string) {
