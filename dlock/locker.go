@@ -325,6 +325,9 @@ func (l *Locker) request(ctx context.Context, r Request, wait bool) (Grant, erro
 	var err error
 	select {
 	case rep := <-replied:
+		if end, ok := ctx.Deadline(); ok && rep.err != nil && !time.Now().Before(end) {
+			<-ctx.Done() // a connection may report ctx's deadline before ctx does, as an i/o timeout
+		}
 		return l.answer(ctx, call, r, rep.g, rep.err)
 	case <-ctx.Done():
 		err = cause(ctx)

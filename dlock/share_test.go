@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -617,4 +618,36 @@ func TestShareOptions(t *testing.T) {
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// early is a context that ends a moment after its deadline, as timers do.
+type early struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c early) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// A connection reports the deadline of the one that asks before its context does. That isn't the lock service's failure.
+func TestShareAfterADeadline(t *testing.T) {
+	faked(t, func(t *testing.T, f *fake) {
+		asked := false
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			if asked {
+				return next(ctx, r)
+			}
+			asked = true
+			deadline, _ := ctx.Deadline()
+			time.Sleep(time.Until(deadline))
+			return dlock.Grant{}, os.ErrDeadlineExceeded
+		}
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute}))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second+time.Millisecond)
+		defer cancel()
+		first := acquiring(l, early{ctx, time.Now().Add(time.Second)}, "k")
+		synctest.Wait()
+		second := acquiring(l, t.Context(), "k")
+		require.ErrorIs(t, <-first, context.DeadlineExceeded)
+		require.NoError(t, <-second, "it has no deadline")
+	})
 }
