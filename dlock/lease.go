@@ -98,7 +98,8 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 // the critical section may have overlapped with another holder's. If nobody answers, the error wraps ErrLost only if the lease
 // had already ended. Either way the lock is freed in the background or expires, and Release may be called again. If a first request
 // got no answer and a second finds the lock gone, Release returns nil: presumably the first removed it, although a failover looks
-// the same.
+// the same. With redislock and pglock it also returns nil if the lease had run out and a late copy of this handle's own request has
+// locked the key again: only the end of the handle's context tells.
 //
 // It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have ended, but at most
 // until a second after [Locker.Close]. If ctx has already ended, as in a deferred call, it still tries for a second. With a ctx

@@ -620,13 +620,13 @@ func TestShareOptions(t *testing.T) {
 	}
 }
 
-// early is a context that ends a moment after its deadline, as timers do.
-type early struct {
+// late is a context that ends a moment after its deadline, as timers do.
+type late struct {
 	context.Context
 	deadline time.Time
 }
 
-func (c early) Deadline() (time.Time, bool) { return c.deadline, true }
+func (c late) Deadline() (time.Time, bool) { return c.deadline, true }
 
 // A connection reports the deadline of the one that asks before its context does. That isn't the lock service's failure.
 func TestShareAfterADeadline(t *testing.T) {
@@ -644,7 +644,7 @@ func TestShareAfterADeadline(t *testing.T) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute}))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second+time.Millisecond)
 		defer cancel()
-		first := acquiring(l, early{ctx, time.Now().Add(time.Second)}, "k")
+		first := acquiring(l, late{ctx, time.Now().Add(time.Second)}, "k")
 		synctest.Wait()
 		second := acquiring(l, t.Context(), "k")
 		require.ErrorIs(t, <-first, context.DeadlineExceeded)
