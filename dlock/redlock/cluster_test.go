@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -177,6 +178,7 @@ func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 			l := p.link(n)
 			if ns[0].mini != nil {
 				l.Refuse = func() (heal func()) {
+					synctest.Wait() // a grant returns before its last requests have arrived
 					answer := func(err string) {
 						for _, refuses := range ns[:n] {
 							refuses.mini.SetError(err)
