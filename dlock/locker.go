@@ -19,9 +19,10 @@ const DefaultTTL = 10 * time.Second
 // Options configure a [Locker].
 type Options struct {
 	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. With Consul, etcd,
-	// ZooKeeper and S3 it may block it for longer, with Consul for 20 s: see docs/which-lock.md. Required, at least 1 ms (nil
-	// Options have DefaultTTL). A lease that was waited for may be shorter until its first renewal: with redislock, as short as
-	// half of the TTL or of Queue.HandoffTTL, whichever is less. The Locker renews it halfway through, unless it has been released.
+	// ZooKeeper and S3 it may block it for longer, see docs/which-lock.md: with Consul for up to 20 s, or 2.5 TTLs. Required, at
+	// least 1 ms (nil Options have DefaultTTL). A lease that was waited for may be shorter until its first renewal: with redislock,
+	// as short as half of the TTL or of Queue.HandoffTTL, whichever is less. The Locker renews it halfway through, unless it has
+	// been released.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
@@ -326,7 +327,10 @@ func (l *Locker) request(ctx context.Context, r Request, wait bool) (Grant, erro
 	select {
 	case rep := <-replied:
 		if end, ok := ctx.Deadline(); ok && rep.err != nil && !time.Now().Before(end) {
-			<-ctx.Done() // a connection may report ctx's deadline before ctx does, as an i/o timeout
+			select { // a connection may report ctx's deadline before ctx does, as an i/o timeout
+			case <-ctx.Done():
+			case <-time.After(time.Second): // a caller's own type of context may never end
+			}
 		}
 		return l.answer(ctx, call, r, rep.g, rep.err)
 	case <-ctx.Done():

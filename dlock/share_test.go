@@ -649,5 +649,9 @@ func TestShareAfterADeadline(t *testing.T) {
 		second := acquiring(l, t.Context(), "k")
 		require.ErrorIs(t, <-first, context.DeadlineExceeded)
 		require.NoError(t, <-second, "it has no deadline")
+
+		asked = false
+		_, err := l.Acquire(late{t.Context(), time.Now().Add(time.Second)}, "endless")
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded, "a context that never ends")
 	})
 }

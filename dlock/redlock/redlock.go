@@ -64,9 +64,9 @@ type Options struct {
 }
 
 // Spin is how Acquire retries: after a random backoff, which resolves split votes, below a limit that doubles from Min to Max, or
-// sooner if enough of the leases in its way have ended. Of a Backend's waiters for a key, one at a time does. Between Backends it is
-// unfair: the first to retry after a release wins. Min should be a few round trips. Defaults: 2 ms, and 100 ms or Min if that is
-// longer.
+// sooner if enough of the leases in its way have ended. Only one of a Backend's waiters per key retries at a time. Between Backends
+// it is unfair: the first to retry after a release wins. Min should be a few round trips. Defaults: 2 ms, and 100 ms or Min if that
+// is longer.
 type Spin struct{ Min, Max time.Duration }
 
 // Backend implements dlock.Backend on any redis.UniversalClient but a redis.Ring. Set ContextTimeoutEnabled on the clients:
