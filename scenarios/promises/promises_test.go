@@ -629,6 +629,42 @@ func TestAdapterPanics(t *testing.T) {
 	}
 }
 
+func TestDeny(t *testing.T) {
+	t.Parallel()
+	var denials atomic.Int32
+	for says, c := range map[string]struct {
+		denies func(n int32) bool // the nth time
+		set    func(s *simple)
+	}{
+		"the servers granted a lock when they were to answer writes with errors": {func(n int32) bool { return n < 2 }, func(*simple) {}},
+		"the servers were to answer a TryAcquire with an error, but it sent them nothing: try later": {
+			func(int32) bool { return true }, func(s *simple) {
+				s.tryCalls = func(ctx context.Context, _ *simple, _ string, ask asking) (scenarios.Lease, error) {
+					if denials.Load() > 0 {
+						return nil, errors.New("try later")
+					}
+					return ask(ctx)
+				}
+			},
+		},
+	} {
+		virtually(t, 1, open(func(s *simple) { s.renewal = renewRight; c.set(s) }), func(t *testing.T, k promises.Kit) {
+			fault := k.Service.Fault
+			k.Only, k.Service.NoRenew = []string{"ServerErrors"}, false
+			k.Service.Fault = func(ctx context.Context, st scenarios.Step) error {
+				if st.Verb == "deny" && !c.denies(denials.Add(1)) {
+					return nil
+				}
+				return fault(ctx, st)
+			}
+			denials.Store(0)
+			row := promises.Run(t, k).Rows[0]
+			require.Equal(t, promises.Unchecked, row.Verdict, row.Why)
+			require.Equal(t, says, row.Why)
+		})
+	}
+}
+
 func TestOpenHangs(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, nil, func(t *testing.T, k promises.Kit) {

@@ -57,28 +57,24 @@ func serverErrors(c *check) {
 	time.Sleep(5 * pause)
 	late, began := c.client(), newKey()
 	c.connect(late)
-	allow := c.deny()
+	allow, refused := c.deny(b, unused)
 	begun := c.wait(late, began)
 	defer begun.stop()
-	got, err := c.briefly(trying(b, held)).granted()
-	if err == nil && lasts(l, time.Now()) {
+	got, failed := c.briefly(trying(b, held)).granted()
+	if failed == nil && lasts(l, time.Now()) {
 		c.breaks("TryAcquire granted a lock that another client held while the servers answered writes with errors")
 	}
 	c.free(got)
-	granted, err := c.briefly(trying(b, unused)).granted()
-	if errors.Is(err, dlock.ErrHeld) {
+	if errors.Is(refused, dlock.ErrHeld) {
 		c.notes("a TryAcquire that the servers answered with an error returned that another client held the lock, which nobody had touched")
 	}
 	sent := a.messages()
-	if r, ok := l.(renewer); ok && err != nil && c.briefly(without(r.Renew)).err == nil && a.messages() > sent {
+	if r, ok := l.(renewer); ok && c.briefly(without(r.Renew)).err == nil && a.messages() > sent {
 		c.breaks("a renewal that the servers answered with an error returned no error")
 	}
 	err, after := c.briefly(releasing(gone)).err, "a release that the servers answered with an error, and that returned no error,"
 	time.Sleep(5 * pause)
 	allow()
-	if granted != nil {
-		c.grantedDespite(granted, unused)
-	}
 	c.still(l, b, held, "calls that the servers answered with errors")
 	if err != nil && !errors.Is(err, dlock.ErrLost) {
 		err, after = c.do(gone.Release), "a release that the servers had answered with an error was retried, returned no error,"
@@ -101,47 +97,54 @@ func serverErrors(c *check) {
 	}
 }
 
-// grantedDespite breaks the promise if another client is granted the lock, too. Otherwise the servers have not answered with errors.
-func (c *check) grantedDespite(l scenarios.Lease, key string) {
-	defer c.free(l)
-	second, err := c.try(c.client(), key)
-	defer c.free(second)
-	if err == nil && lasts(l, time.Now()) {
-		c.breaks("TryAcquire granted a lock while the servers answered writes with errors, and then they granted it to another client")
-		return
-	}
-	c.excluded = true
-	c.cannot("the servers granted a lock when they were to answer writes with errors")
-}
-
 // endsByError reports whether errors end a lease that meet one of its renewals, and those with which the client may repeat it.
 func (c *check) endsByError() bool {
 	for range tries {
-		a := c.times(3)
+		a, other := c.times(3), c.client()
+		c.connect(other)
 		l := c.take(a, newKey())
 		c.renewedOnce(l)
-		met, before := time.Now(), a.messages()
-		allow := c.deny()
-		for end := time.Now().Add(l.TTL()); a.messages() == before && time.Now().Before(end); {
+		before := a.messages()
+		allow, _ := c.deny(other, newKey())
+		met, early := time.Now(), a.messages() > before // perhaps before the servers denied it
+		for end := met.Add(l.TTL()); a.messages() == before && time.Now().Before(end); {
 			time.Sleep(pause)
 			met = time.Now()
 		}
 		time.Sleep(10 * pause) // the client may repeat it
 		allow()
-		once := time.Since(met) < l.TTL()/3
+		once := !early && a.messages() > before && time.Since(met) < l.TTL()/3
 		ended := once && c.ends(l, l.TTL()+c.k.TTL)
 		if c.free(l); once {
 			return ended
 		}
 	}
-	c.cannot("the servers answered with errors for more than a third of a lease, again and again")
+	c.cannot("no renewal met the servers' errors, or they lasted for more than a third of a lease, again and again")
 	return false
 }
 
-// deny has the servers answer writes with errors.
-func (c *check) deny() (allow func()) {
+// deny has the servers answer writes with errors, also cl's TryAcquire of key: it returns that error.
+func (c *check) deny(cl *client, key string) (allow func(), err error) {
 	c.fault(scenarios.Step{Verb: "deny", Target: scenarios.LockService})
-	return func() { c.undo(scenarios.Step{Verb: "allow", Target: scenarios.LockService}) }
+	allow = sync.OnceFunc(func() { c.undo(scenarios.Step{Verb: "allow", Target: scenarios.LockService}) })
+	sent := cl.messages()
+	l, err := c.briefly(trying(cl, key)).granted()
+	if err != nil && cl.messages() > sent {
+		return allow, err
+	}
+	allow()
+	if err != nil {
+		c.cannot("the servers were to answer a TryAcquire with an error, but it sent them nothing: %v", err)
+	}
+	second, err := c.try(c.client(), key)
+	defer c.free(l, second)
+	if err == nil && lasts(l, time.Now()) {
+		c.breaks("TryAcquire granted a lock while the servers answered writes with errors, and then they granted it to another client")
+		panic(errStop)
+	}
+	c.excluded = true
+	c.cannot("the servers granted a lock when they were to answer writes with errors")
+	return allow, err
 }
 
 func partition(c *check) {
