@@ -33,7 +33,7 @@ func releaseRepeated(c *check) {
 				b = c.again(a)
 			}
 			later := c.take(b, key)
-			c.free(l)
+			_ = c.returns(l, "a release that was repeated")
 			defer c.free(later)
 			return c.still(later, other, key, "a release that was repeated with a grant of "+of)
 		})
@@ -41,9 +41,18 @@ func releaseRepeated(c *check) {
 	a, key := c.client(), newKey()
 	l := c.take(a, key)
 	c.slow(pause, a)
-	release := func() { c.free(l) }
+	release := func() { _ = c.returns(l, "one of four releases at once") }
 	c.together(release, release, release, release)
 	c.comesFree(c.client(), key, "four releases at once")
+}
+
+// returns releases l, which must return.
+func (c *check) returns(l scenarios.Lease, what string) error {
+	r := c.within(patience, releasing(l))
+	if !r.returned {
+		c.breaks("%s hadn't returned %v after its context had ended", what, patience)
+	}
+	return r.err
 }
 
 func releaseRetried(c *check) {
@@ -63,12 +72,20 @@ func releaseRetried(c *check) {
 	})
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
-	err, after := c.during(a, (*faults.Link).LoseRequests, releasing(l)).err, "a release whose request was lost returned no error,"
-	if err != nil {
-		err, after = c.do(l.Release), "a release whose request had been lost was retried, and returned no error,"
+	c.freesOrSays(l, c.during(a, (*faults.Link).LoseRequests, releasing(l)).err, b, key, "a release whose request was lost")
+}
+
+// freesOrSays checks that a release that returned err has freed the lock, or says that it hasn't, and likewise a retry.
+func (c *check) freesOrSays(l scenarios.Lease, err error, other *client, key, what string) {
+	says := "no error"
+	if err != nil && !errors.Is(err, dlock.ErrLost) {
+		what += " was retried, and"
+		if err = c.do(l.Release); errors.Is(err, dlock.ErrLost) {
+			err, says = nil, "that the lease had been lost"
+		}
 	}
 	if err == nil {
-		c.comesFree(b, key, after)
+		c.comesFree(other, key, fmt.Sprintf("%s returned %s,", what, says))
 	}
 }
 
@@ -146,7 +163,7 @@ func releaseStale(c *check) {
 		if err != nil {
 			c.cannot("a client that had been cut off got no lock within %v: %v", patience, err)
 		}
-		if c.do(stale.Release) == nil {
+		if c.returns(stale, "the release of a lease that had run out") == nil {
 			c.notes("the release of a lease that had run out, and whose lock another client had had since, returned no error: only the lease's context tells its holder")
 		}
 		defer c.free(later)

@@ -364,6 +364,8 @@ func TestBroken(t *testing.T) {
 		"a silent server isn't freed":   {func(s *simple) { s.majority, s.spares = true, true }, []string{"Partition"}},
 		"a refused try stays":           {func(s *simple) { s.majority, s.tryStays = true, true }, []string{"Partition"}},
 		"takes its own lease for new":   {func(s *simple) { s.tryCalls = recognizes }, []string{"AcquireLate"}},
+		"a repeated release hangs":      {func(s *simple) { s.releases, s.hangsAgain = hangs, true }, []string{"ReleaseRepeated"}},
+		"a late release hangs":          {func(s *simple) { s.releases = hangs }, []string{"ReleaseStale"}},
 		"a failed release insists":      {func(s *simple) { s.releases = insists }, []string{"ReleaseRetried"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -401,6 +403,9 @@ func TestBrokenOnce(t *testing.T) {
 		"renewed until three have failed":   {1, func(s *simple) { s.renewal = renewThrice }, "LeaseRenewed"},
 		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed ServerErrors"},
 		"renewed until an error":            {1, func(s *simple) { s.renewal = renewToError }, "ServerErrors"},
+		"stops silently at an error":        {1, func(s *simple) { s.renewal = renewSilently }, "ServerErrors"},
+		"an error renews":                   {1, func(s *simple) { s.renewal, s.endless = renewHopes, true }, "ServerErrors"},
+		"a failed release is lost":          {1, func(s *simple) { s.releases = forgets() }, "ReleaseRetried ServerErrors"},
 		"an error frees":                    {1, func(s *simple) { s.releases = freesByError }, "ServerErrors"},
 		"an error grants":                   {1, func(s *simple) { s.tryCalls = grantsOn(isServers) }, "ServerErrors"},
 		"a release says that it was lost":   {1, func(s *simple) { s.releases = saysLost }, "ReleaseRepeated"},

@@ -57,7 +57,9 @@ func serverErrors(c *check) {
 	time.Sleep(5 * pause)
 	late, began := c.client(), newKey()
 	c.connect(late)
-	allow, refused := c.deny(b, unused)
+	brief := newKey()
+	ending := c.take(c.times(3), brief)
+	allow, err := c.deny(b, unused)
 	begun := c.wait(late, began)
 	defer begun.stop()
 	got, failed := c.briefly(trying(b, held)).granted()
@@ -65,23 +67,20 @@ func serverErrors(c *check) {
 		c.breaks("TryAcquire granted a lock that another client held while the servers answered writes with errors")
 	}
 	c.free(got)
-	if errors.Is(refused, dlock.ErrHeld) {
+	if errors.Is(err, dlock.ErrHeld) {
 		c.notes("a TryAcquire that the servers answered with an error returned that another client held the lock, which nobody had touched")
 	}
 	sent := a.messages()
 	if r, ok := l.(renewer); ok && c.briefly(without(r.Renew)).err == nil && a.messages() > sent {
 		c.breaks("a renewal that the servers answered with an error returned no error")
 	}
-	err, after := c.briefly(releasing(gone)).err, "a release that the servers answered with an error, and that returned no error,"
+	released := c.briefly(releasing(gone)).err
 	time.Sleep(5 * pause)
+	c.ends(ending, ending.TTL()+c.k.TTL)
 	allow()
+	c.still(ending, c.client(), brief, "the servers had answered with errors for longer than its TTL,")
 	c.still(l, b, held, "calls that the servers answered with errors")
-	if err != nil && !errors.Is(err, dlock.ErrLost) {
-		err, after = c.do(gone.Release), "a release that the servers had answered with an error was retried, returned no error,"
-	}
-	if err == nil {
-		c.comesFree(c.client(), freed, after)
-	}
+	c.freesOrSays(gone, released, c.client(), freed, "a release that the servers answered with an error")
 	c.release(awaited)
 	if err := waiter.pass(c.limit()); err != nil {
 		c.blocked(queued, "a waiter whom the servers had answered with errors hadn't got the lock %v after its release: %v", c.limit(), err)
@@ -114,7 +113,7 @@ func (c *check) endsByError() bool {
 		time.Sleep(10 * pause) // the client may repeat it
 		allow()
 		once := !early && a.messages() > before && time.Since(met) < l.TTL()/3
-		ended := once && c.ends(l, l.TTL()+c.k.TTL)
+		ended := once && (c.ends(l, l.TTL()+c.k.TTL) || !lasts(l, time.Now()))
 		if c.free(l); once {
 			return ended
 		}

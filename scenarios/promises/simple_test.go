@@ -160,6 +160,7 @@ type simple struct {
 	tryStays   bool          // and an acquisition that fails those that did, unless another has the lock
 	closeStays bool          // a lease that is held when its client is closed leaves a goroutine
 	renewOnce  bool          // the renewals' script is loaded when the client opens
+	hangsAgain bool          // see hangs
 
 	ahead    *atomic.Int64
 	released atomic.Int32
@@ -214,6 +215,8 @@ const (
 	renewThrice     // until three have failed
 	renewUnclosed   // but when the client is closed the holder isn't told
 	renewToError    // of a server
+	renewSilently   // likewise, and the holder isn't told
+	renewHopes      // an error of a server counts as a success
 )
 
 type lease struct {
@@ -854,6 +857,13 @@ func (l *lease) renew(ctx context.Context) {
 		if refused = err != nil && l.s.renewal == renewToRefusal && !errors.Is(err, dlock.ErrLost) && !isTimeout(err); refused {
 			return
 		}
+		if isServers(err) && l.s.renewal == renewSilently {
+			untold = true
+			return
+		}
+		if isServers(err) && l.s.renewal == renewHopes {
+			err = nil
+		}
 		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver || isServers(err) && l.s.renewal == renewToError {
 			return
 		}
@@ -924,6 +934,25 @@ func panicsTwice() func(ctx context.Context, l *lease, release func() error) err
 		defer under.Delete(l)
 		return release()
 	}
+}
+
+// forgets has a release that has failed say, when it is retried, that the lease was lost.
+func forgets() func(ctx context.Context, l *lease, release func() error) error {
+	var called sync.Map
+	return func(_ context.Context, l *lease, release func() error) error {
+		if _, again := called.LoadOrStore(l, true); again {
+			return dlock.ErrLost
+		}
+		return release()
+	}
+}
+
+// hangs has a release wait for a goroutine that has ended: with the lease, or with an earlier release.
+func hangs(_ context.Context, l *lease, release func() error) error {
+	if l.ctx.Err() != nil && l.freed.Load() == l.s.hangsAgain {
+		<-l.s.closed
+	}
+	return release()
 }
 
 // remembers has tries fail until the lease that an earlier try saw would have expired.
