@@ -57,7 +57,8 @@ func (c *check) returns(l scenarios.Lease, what string) error {
 
 func releaseRetried(c *check) {
 	c.releasesOn()
-	c.othersLast()
+	c.outlasts("a release of another lock", func(a *client, _ scenarios.Lease) call { return releasing(c.take(a, newKey())) })
+	c.outlasts("a try of another lock", func(a *client, _ scenarios.Lease) call { return trying(a, newKey()) })
 	c.often(func() (sure bool) {
 		a, other, key := c.times(10), c.client(), newKey() // at worst the lock comes free when the lease expires
 		l := c.take(a, key)
@@ -126,22 +127,17 @@ func (c *check) releasesOn() {
 	}
 }
 
-func (c *check) othersLast() {
-	for what, call := range map[string]func(a *client, gone scenarios.Lease) call{
-		"a release of another lock": func(_ *client, gone scenarios.Lease) call { return releasing(gone) },
-		"a try of another lock":     func(a *client, _ scenarios.Lease) call { return trying(a, newKey()) },
-	} {
-		c.often(func() (sure bool) {
-			a, other, key := c.lasting(), c.client(), newKey()
-			l, gone := c.take(a, key), c.take(a, newKey())
-			r := c.during(a, (*faults.Link).LoseReplies, call(a, gone))
-			if !r.returned || c.endsWithConnection(l) {
-				return true
-			}
-			defer c.free(l, gone)
-			return c.stays(l, other, key, what+" by its holder that got no reply")
-		})
-	}
+// outlasts checks that a lease outlasts a call of its client that gets no reply.
+func (c *check) outlasts(what string, call func(a *client, l scenarios.Lease) call) {
+	c.often(func() (sure bool) {
+		a, other, key := c.lasting(), c.client(), newKey()
+		l := c.take(a, key)
+		if !c.during(a, (*faults.Link).LoseReplies, call(a, l)).returned || c.endsWithConnection(l) {
+			return true
+		}
+		defer c.free(l)
+		return c.stays(l, other, key, what+" by its holder that got no reply")
+	})
 }
 
 func (c *check) during(cl *client, fault linkFault, f call) result {

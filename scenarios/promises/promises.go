@@ -6,10 +6,10 @@
 // block a lock for four times the TTL plus twenty seconds, or for twenty times as long as a new client then needs for a free
 // lock.
 //
-// Not tested: failovers, clocks that jump during a lease, clients whose clocks differ, servers that restart with their data. Of
-// locks that hash the key alone to 32 bits, it detects those that use CRC-32, FNV, Postgres's hashtext or the first 32 bits of
-// MD5; of locks that hash it to 16 bits, half. A lease without Until that ends early is detected if it does so by 240 ms or more.
-// A token that isn't minted with its grant is detected only when replies are late.
+// Not tested: failovers, clocks that jump during a lease, clients whose clocks differ, servers that restart with their data, waits
+// of minutes. Of locks that hash the key alone to 32 bits, it detects those that use CRC-32, FNV, Postgres's hashtext or the first
+// 32 bits of MD5; of locks that hash it to 16 bits, half. A lease without Until that ends early is detected if it does so by 240 ms
+// or more. A token that isn't minted with its grant is detected only when replies are late.
 // "Breaks" is proved by what happened; "keeps" only means that no run broke it.
 package promises
 

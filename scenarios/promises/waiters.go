@@ -57,6 +57,9 @@ func waiterServed(c *check) {
 			if err != nil {
 				c.unsure("%v", err)
 			}
+			if time.Sleep(5 * pause); len(first.done) > 0 && lasts(l, time.Now()) {
+				c.breaks("a waiter who %s was granted a lock that another client held", what)
+			}
 			released := c.do(l.Release)
 			time.Sleep(c.k.TTL / 2)
 			served := func(who string, waiter wait) {
