@@ -28,8 +28,11 @@ func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), 
 	if l.unlimited {
 		m.limit = time.Hour
 	}
-	if l.anyRenewal {
+	switch {
+	case l.anyRenewal:
 		m.renew = 1
+	case l.allRenew:
+		m.renew = len(s.Addrs)
 	}
 	for _, addr := range s.Addrs {
 		one := s

@@ -354,6 +354,7 @@ func TestBroken(t *testing.T) {
 		"acquisitions take turns":       {func(s *simple) { s.alone = true }, []string{"EndsWithContext"}},
 		"a renewal keeps the release":   {func(s *simple) { s.busy = true }, []string{"EndsWithContext"}},
 		"needs all servers to open":     {func(s *simple) { s.majority, s.opensAll = true, true }, []string{"Partition"}},
+		"a renewal needs all servers":   {func(s *simple) { s.majority, s.allRenew = true, true }, []string{"Partition"}},
 		"a release stops at an error":   {func(s *simple) { s.majority, s.releaseStops = true, 3600 }, []string{"Partition"}},
 		"subscribes too late":           {func(s *simple) { s.acquires, s.releases = misses, tells }, []string{"WaiterServed"}},
 		"releases too late":             {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},

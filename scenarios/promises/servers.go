@@ -282,7 +282,7 @@ func (c *check) spared() {
 // to is the client's connection to the i-th server.
 func (cl *client) to(i int) *client { return &client{links: cl.links[i : i+1]} }
 
-// spares returns why a client, new or already connected, gets no lock without the i-th server.
+// spares returns why a client, new or already connected, gets no lock, or can't renew it by hand, without the i-th server.
 func (c *check) spares(i int, fault linkFault, isNew bool) error {
 	var cl *client
 	if isNew {
@@ -311,12 +311,15 @@ func (c *check) spares(i int, fault linkFault, isNew bool) error {
 		if err != nil {
 			return err
 		}
-		over := l.Context().Err() != nil
+		if r, ok := l.(renewer); ok {
+			err = c.do(r.Renew)
+		}
+		over := err != nil || l.Context().Err() != nil
 		if c.free(l); !over {
 			return nil
 		}
 		if time.Since(began) > c.limit() {
-			return errors.New("its leases were over when it got them")
+			return errors.New("its leases were over when it got them, or it couldn't renew them")
 		}
 	}
 }

@@ -78,6 +78,7 @@ type simple struct {
 	majority     bool // several servers, whose tokens differ
 	unlimited    bool
 	anyRenewal   bool
+	allRenew     bool
 	opensAll     bool
 	releaseStops int    // a release stops at an error, for so many seconds after the first
 	alone        bool   // acquisitions of a client wait for each other, even if their contexts end
