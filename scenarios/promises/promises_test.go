@@ -92,6 +92,7 @@ func TestMild(t *testing.T) {
 		set           func(*simple)
 		promise, fact string
 	}{
+		"has a fixed TTL":       {func(*simple) {}, "WaiterServed", ""},
 		"polls without a pause": {func(s *simple) { s.polls = time.Millisecond }, "WaiterServed", "a waiter sent at least 200 messages in a second"},
 		"is slow three times":   {func(s *simple) { s.tryWaits = 3 }, "Exclusive", ""},
 		"gives up after a while": {
@@ -122,7 +123,7 @@ func TestMild(t *testing.T) {
 				servers = 3
 			}
 			virtually(t, servers, open(c.set), func(t *testing.T, k promises.Kit) {
-				k.Only = []string{c.promise}
+				k.Only, k.Fixed = []string{c.promise}, name == "has a fixed TTL"
 				row := promises.Run(t, k).Rows[0]
 				require.Equal(t, promises.Kept, row.Verdict, row.Why)
 				require.Equal(t, c.fact, row.Why)

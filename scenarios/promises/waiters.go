@@ -330,6 +330,9 @@ func (c *check) longWaiter(what string, fault linkFault) {
 		heal := c.inject(b, fault)
 		time.Sleep(ttls * max(c.k.TTL, c.k.Service.MinSession))
 		heal()
+		if !lasts(l, time.Now()) { // a fixed lease that isn't renewed: others have had the lock since
+			return true
+		}
 		go c.release(l) // it may take longer than the waiter's lease
 		got, err := waiter.served(c.limit())
 		if err != nil {
