@@ -157,6 +157,7 @@ func (c *Client) do(ctx context.Context, method, key string, f Fence, value []by
 }
 
 func (c *Client) send(ctx context.Context, method, key string, f Fence, value []byte) (Record, error) {
+	value = bytes.Clone(value) // a transport may send it after it has returned
 	req, err := http.NewRequestWithContext(ctx, method, c.base+pathPrefix+escape(key), bytes.NewReader(value))
 	if err != nil {
 		return Record{}, err

@@ -429,6 +429,30 @@ func TestClientCloseWaits(t *testing.T) {
 	})
 }
 
+// A transport may send the body after it has returned, while the caller reuses the value.
+func TestClientCopiesValue(t *testing.T) {
+	later := &laterTransport{}
+	c, value := newClient(t, "http://h", &resource.ClientOptions{HTTPClient: &http.Client{Transport: later}}), []byte("value")
+	for name, write := range map[string]func() error{
+		"Write":         func() error { return c.Write(t.Context(), "k", five, value) },
+		"WriteUnfenced": func() error { return c.WriteUnfenced(t.Context(), "k", value) },
+	} {
+		require.ErrorIs(t, write(), io.EOF, name)
+		value[0]++
+		sent, err := io.ReadAll(later.body)
+		require.NoError(t, err)
+		value[0]--
+		require.Equal(t, "value", string(sent), name)
+	}
+}
+
+type laterTransport struct{ body io.Reader }
+
+func (l *laterTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	l.body = r.Body
+	return nil, io.EOF
+}
+
 type roundTrip func() error
 
 func (f roundTrip) RoundTrip(*http.Request) (*http.Response, error) { return nil, f() }
