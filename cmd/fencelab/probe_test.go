@@ -214,7 +214,7 @@ func TestProbeStores(t *testing.T) {
 	requireProbe(t, 1, serve(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1', or for http, with the server stopped: resource -file FILE -set-fence 'fencelab-probe=1'")
 
 	m := resource.NewMemory()
-	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, nil))
+	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, make([]byte, resource.DefaultMaxBody+1)))
 	require.NoError(t, m.Write(t.Context(), "acme's 1", resource.Fence{Token: 6, Seq: 1}, nil))
 	url := serve(t, m, &resource.HandlerOptions{Token: "secret"})
 	out, _, err := tool(t, "fence", "set", "-token", "secret", url, "acme", "6")

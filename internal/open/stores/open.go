@@ -18,9 +18,11 @@ import (
 	"github.com/fencelab/fencelab/resource/redisstore"
 )
 
+const maxValue = 64 << 20 // bytes, as cmd/resource may accept
+
 func openHTTP(addr string, o Options) (*Store, error) {
 	client, transport := httpClient(o.Fresh)
-	c, err := resource.NewClient(addr, &resource.ClientOptions{Token: o.Token, HTTPClient: client})
+	c, err := resource.NewClient(addr, &resource.ClientOptions{Token: o.Token, MaxBody: maxValue, HTTPClient: client})
 	if err != nil {
 		return nil, err
 	}
