@@ -187,7 +187,12 @@ func (p *probe) redisServer(ctx context.Context, c *redis.Client) error {
 	if err == nil { // providers forbid it
 		fsync = config["appendfsync"]
 	}
-	p.expect(info["role"] != "slave", bad, "Redis "+info["redis_version"]+" at "+c.Options().Addr+" is not a replica", "it is a replica: use the address of its primary")
+	active := info["role"] == "active-replica" // KeyDB's
+	replica := "it is a replica: use the address of its primary"
+	if active {
+		replica = "it is an active replica: its peers accept writes too, so tokens and fences go back: use one server, without active-replica"
+	}
+	p.expect(info["role"] != "slave" && !active, bad, "Redis "+info["redis_version"]+" at "+c.Options().Addr+" is not a replica", replica)
 	p.expect(info["connected_slaves"] == "0", warning, "it has no replicas", "it has replicas: a failover loses the tokens and fences that they lack")
 	p.expect(info["aof_enabled"] == "1", bad, "appendonly is yes",
 		"appendonly is no, so a restart loses tokens and fences: "+set("appendonly yes"))

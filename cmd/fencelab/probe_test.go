@@ -92,15 +92,20 @@ func TestProbeRedis(t *testing.T) {
 	require.NotContains(t, out, "hunter2")
 }
 
-func TestProbeFullDisk(t *testing.T) {
+func TestProbeInfo(t *testing.T) {
 	m := miniredis.RunT(t)
-	m.Server().SetPreHook(func(c *server.Peer, command string, _ ...string) bool {
-		if command == "INFO" {
-			c.WriteBulk("# Persistence\r\naof_enabled:1\r\naof_last_write_status:err\r\n")
-		}
-		return command == "INFO"
-	})
-	requireProbe(t, 1, "redis://"+m.Addr(), "bad +the last write to the append-only file failed")
+	for info, want := range map[string]string{
+		"# Persistence\r\naof_enabled:1\r\naof_last_write_status:err\r\n": "bad +the last write to the append-only file failed",
+		"# Replication\r\nrole:active-replica\r\nconnected_slaves:0\r\n":  "bad +it is an active replica", // KeyDB's
+	} {
+		m.Server().SetPreHook(func(c *server.Peer, command string, _ ...string) bool {
+			if command == "INFO" {
+				c.WriteBulk(info)
+			}
+			return command == "INFO"
+		})
+		requireProbe(t, 1, "redis://"+m.Addr(), want)
+	}
 }
 
 // Imitations with a clock that is an hour ahead, and an hour behind.
