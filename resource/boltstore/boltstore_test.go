@@ -648,7 +648,7 @@ func TestGroupCommit(t *testing.T) {
 	}{
 		"one too many":       {make([]int, 1+boltstore.MaxBatchOps+1), 3}, // the last waits for room in the queue
 		"all that fit":       {make([]int, 1+boltstore.MaxBatchOps), 2},
-		"a byte too many":    {[]int{0, boltstore.MaxBatchBytes, 0}, 3},
+		"a byte too many":    {[]int{0, 1, boltstore.MaxBatchBytes - 1, 0}, 3},
 		"all bytes that fit": {[]int{0, boltstore.MaxBatchBytes - 1, 1}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
