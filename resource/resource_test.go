@@ -75,6 +75,8 @@ func TestStaleTokenError(t *testing.T) {
 		`or for cmd/resource, with the server stopped: resource -file FILE -set-fence 'acme'\''s=7'`)
 	err.Seen.Token = 1<<53 - 1 // a lock's last
 	require.EqualError(t, err, `resource: stale fencing token for "acme's": seen 9007199254740991, got 7`)
+	err.Seen.Token, err.Got.Token = math.MaxUint64, 1<<53 // of a lock without that limit
+	require.EqualError(t, err, `resource: stale fencing token for "acme's": seen 18446744073709551615, got 9007199254740992`)
 }
 
 // A key that was never written has no write to repeat.
