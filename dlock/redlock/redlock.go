@@ -256,9 +256,6 @@ func (b *Backend) each(
 		return err
 	}
 	defer done()
-	if ctx.Err() != nil {
-		return ended(ctx)
-	}
 	attempts := b.inFlight(g)
 	p := broadcast(ctx, b, b.timeout(g.TTL), func(ctx context.Context, i int) (bool, error) {
 		for _, a := range attempts {
