@@ -306,12 +306,12 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	return err
 }
 
-// remove deletes the entry of a grant or request, or returns dlock.ErrLost if there is none. l may be nil. index is that of the
-// write that took the key, 0 if unknown. If l's request has no reply, the transaction also seals its session, so that the request
-// can't succeed later.
+// remove deletes the entry of a grant or request, or returns dlock.ErrLost if there is none. l may be nil; index is then that of
+// the write that took the key, 0 if unknown. If l's request has no reply, the transaction also seals its session, so that the
+// request can't succeed later.
 func (b *Backend) remove(ctx context.Context, what id, l *lease, index uint64) error {
 	seals := false
-	if l != nil && index == 0 {
+	if l != nil {
 		b.locked(func() { index, seals = l.index, l.index == 0 && !l.s.sealed })
 	}
 	if seals {
