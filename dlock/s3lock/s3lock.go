@@ -339,11 +339,7 @@ var errWaiting = errors.New("waiting")
 func (b *Backend) join(ctx context.Context, r dlock.Request) (*wait.Queue, error) {
 	ctx, end := wait.Both(ctx, b.open)
 	defer end()
-	q, err := b.waiting.Join(ctx, r.Key, r.TTL)
-	if err != nil && ctx.Err() != nil {
-		err = failed(ctx, errWaiting)
-	}
-	return q, err
+	return b.waiting.Join(ctx, r.Key, r.TTL)
 }
 
 func (b *Backend) pause(ctx context.Context, d time.Duration) error {
