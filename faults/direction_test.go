@@ -313,7 +313,9 @@ func TestRefuseAwaitsConnections(t *testing.T) {
 		_, err = link.Refuse(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded, "a connection is open")
 		require.NoError(t, source.Close())
-		_, err = link.Refuse(t.Context())
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err = link.Refuse(ctx)
 		require.NoError(t, err)
 		require.NoError(t, link.Close())
 	}
