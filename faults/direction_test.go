@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"runtime"
@@ -319,6 +320,24 @@ func TestRefuseAwaitsConnections(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, link.Close())
 	}
+}
+
+func TestRefuseUndoFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		link, err := NewMemoryLink("mine", nil)
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		late, taken := errors.New("late"), errors.New("taken")
+		link.start = func() error { return taken }
+		link.stop = func() {
+			cancel(late)
+			time.Sleep(undoTimeout / 2)
+		}
+		_, err = link.Refuse(ctx)
+		require.ErrorIs(t, err, late)
+		require.ErrorIs(t, err, taken)
+		require.NoError(t, link.Close())
+	})
 }
 
 func TestCloseAwaitsConnections(t *testing.T) {
