@@ -37,6 +37,9 @@ func OpenOwn(ctx context.Context, open OpenStore, s StoreSpec) (resource.Store, 
 	return openOwn(ctx, open, s)
 }
 
-var TooEarly = tooEarly
+var (
+	Through  = through
+	TooEarly = tooEarly
+)
 
 func (s *Service) Check(sc *Scenario, f history.Fencing) error { return s.check(sc, f) }

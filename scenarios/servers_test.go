@@ -157,3 +157,11 @@ func ownRedis(t *testing.T, o *testbed.Options) (*testbed.Server, *redis.Client)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return s, c
 }
+
+func TestThrough(t *testing.T) {
+	for addr, want := range map[string]string{
+		"localhost:1": "link:2", "127.0.0.1:1": "link:2", "postgres://u:p@localhost:1/db?a=b": "postgres://u:p@link:2/db?a=b",
+	} {
+		require.Equal(t, want, scenarios.Through(addr, "link:2"))
+	}
+}
