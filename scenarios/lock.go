@@ -250,8 +250,7 @@ const maxAttempts = 10
 
 func retry(ctx context.Context, call func() error) (err error) {
 	for range maxAttempts {
-		err = call()
-		if err == nil || ctx.Err() != nil || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) {
+		if err = call(); err == nil || ctx.Err() != nil {
 			break
 		}
 	}
