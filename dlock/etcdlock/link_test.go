@@ -63,7 +63,8 @@ const (
 	txn       = "/etcdserverpb.KV/Txn"
 	grant     = "/etcdserverpb.Lease/LeaseGrant"
 	read      = "/etcdserverpb.KV/Range"
-	watches   = "watches" // requested
+	watches   = "watches"          // requested
+	fromNow   = "watches from now" // without a revision
 	opened    = "opened"
 	events    = "events" // received by watches
 )
@@ -343,6 +344,9 @@ func (s *stream) SendMsg(m any) error {
 	if r, ok := m.(*pb.WatchRequest); ok && r.GetCreateRequest() != nil {
 		s.l.mu.Lock()
 		s.l.calls[watches]++
+		if r.GetCreateRequest().StartRevision == 0 {
+			s.l.calls[fromNow]++
+		}
 		s.l.mu.Unlock()
 	}
 	if _, ok := m.(*pb.LeaseKeepAliveRequest); ok {

@@ -171,6 +171,7 @@ func TestPredecessorLeaves(t *testing.T) {
 	require.NoError(t, a.Release(t.Context(), g))
 	o := locktest.Won(t, last)
 	require.Greater(t, o.Fence, g.Fence)
+	require.Zero(t, c.l.sent(fromNow), "they may miss a deletion")
 }
 
 func TestLastLeaves(t *testing.T) {
