@@ -191,7 +191,7 @@ func releaseLate(c *check) {
 			defer c.free(later)
 			return c.stays(later, other, key, what)
 		})
-		if !c.k.Service.Reentrant { // its releases count, whichever grant they are of
+		for i := 0; i < 2 && !c.isDecided() && !c.k.Service.Reentrant; i++ { // a reentrant lock's releases count, whichever grant they are of
 			c.ownRelease(what, fault)
 		}
 	}

@@ -400,7 +400,7 @@ func TestBrokenOnce(t *testing.T) {
 		want  string
 	}{
 		"released again after a lost reply": {1, func(s *simple) { s.releaseOnce = true }, "ReleaseRetried ReleaseLate RenewedByHand"},
-		"released late, by one owner":       {1, func(s *simple) { s.sendsOnce = true }, "ReleaseLate RenewedByHand"},
+		"released late, by one owner":       {1, func(s *simple) { s.sendsOnce = true }, "ReleaseLate ReleaseRetried RenewedByHand ServerErrors"},
 		"a token read after the grant":      {1, func(s *simple) { s.tokenRead = true }, "TokensIncrease"},
 		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed ServerErrors"},
 		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
@@ -444,7 +444,7 @@ func TestBrokenOnce(t *testing.T) {
 		"one server renews a lease":         {3, func(s *simple) { s.majority, s.anyRenewal = true, true }, "TokensIncrease DataLoss Partition"},
 		"loads a script once":               {1, func(s *simple) { s.loadedOnce = true }, "DataLoss"},
 		"tires":                             {1, func(s *simple) { s.tires = true }, "Exclusive OneClient TokensIncrease"},
-		"stops when it is refused":          {1, func(s *simple) { s.renewal = renewToRefusal }, "HolderDisconnected"},
+		"stops when it is refused":          {1, func(s *simple) { s.renewal = renewToRefusal }, "HolderDisconnected ServerErrors"},
 		"waiters take all connections":      {1, func(s *simple) { s.renewal, s.pooled = renewRight, true }, "LeaseRenewed WaiterServed"},
 		"counted from a wait by its holder": {1, func(s *simple) { s.fromWait = true }, "WaiterServed"},
 		"a waiter leaves with others":       {1, func(s *simple) { s.leavesAll = true }, "WaiterServed"},
