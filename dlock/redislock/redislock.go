@@ -92,7 +92,7 @@ type Backend struct {
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// New returns a Backend on client, which stays the caller's to close. It sends nothing.
+// New returns a Backend on client, which stays the caller's to close. opts may be nil. New sends nothing.
 func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	if client == nil {
 		return nil, invalid("client is nil")

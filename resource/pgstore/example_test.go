@@ -21,7 +21,8 @@ var (
 	token uint64 // from the lock's grant
 )
 
-// bill may be called again: the invoice's id prevents a second bill.
+// bill is called under the lock, in locker.Do(ctx, "billing/acme", ...), with f = resource.NewFence(h.Next()). It may be called again:
+// the invoice's id prevents a second bill.
 func bill(ctx context.Context, pool *pgxpool.Pool, f resource.Fence, invoice string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if err := pgstore.Guard(ctx, tx, "account/acme", f); err != nil {

@@ -1,15 +1,15 @@
 // Package promises checks whether any lock does what users expect, with faults in the middle of calls, and runs the hazards,
 // which show what becomes of the data. For a dlock.Backend, dlock/dlocktest is stricter.
 //
-// Expiry is observed as a successor's grant. A lock counts as held only while the holder's own lease says so. So that a stall of
+// The kit knows that a lease has expired when another client is granted the lock. A lock counts as held only while the holder's own lease says so. So that a stall of
 // the machine or the servers breaks no promise, a call may take ten seconds longer than its context allows, and a dead holder may
 // block a lock for four times the TTL plus twenty seconds, or for twenty times as long as a new client then needs for a free
 // lock.
 //
 // Not tested: failovers, clocks that jump during a lease, clients whose clocks differ, servers that restart with their data, waits
 // of minutes. Of locks that hash the key alone to 32 bits, it detects those that use CRC-32, FNV, Postgres's hashtext or the first
-// 32 bits of MD5; of locks that hash it to 16 bits, half. A lease without Until that ends early is detected if it does so by 240 ms
-// or more. A token that isn't minted with its grant is detected only when replies are late.
+// 32 bits of MD5; of locks that hash it to 16 bits, half. If leases have no Until, one that ends less than 240 ms
+// early isn't detected. A token that isn't minted with its grant is detected only when replies are late.
 // "Breaks" is proved by what happened; "keeps" only means that no run broke it.
 package promises
 
