@@ -1,10 +1,10 @@
 // Package promises checks whether any lock does what users expect, with faults in the middle of calls, and runs the hazards,
 // which show what becomes of the data. For a dlock.Backend, dlock/dlocktest is stricter.
 //
-// The kit knows that a lease has expired when another client is granted the lock. A lock counts as held only while the holder's own lease says so. So that a stall of
-// the machine or the servers breaks no promise, a call may take ten seconds longer than its context allows, and a dead holder may
-// block a lock for four times the TTL plus twenty seconds, or for twenty times as long as a new client then needs for a free
-// lock.
+// The kit knows that a lease has expired when another client is granted the lock. A lock counts as held only while the holder's own
+// lease says so. So that a stall of the machine or the servers breaks no promise, a call may take ten seconds longer than its context
+// allows, and a dead holder may block a lock for four times the TTL plus twenty seconds, or for twenty times as long as a new client
+// then needs for a free lock.
 //
 // Not tested: failovers, clocks that jump during a lease, clients whose clocks differ, servers that restart with their data, waits
 // of minutes. Of locks that hash the key alone to 32 bits, it detects those that use CRC-32, FNV, Postgres's hashtext or the first

@@ -98,8 +98,8 @@ func serverErrors(c *check) {
 
 // endsByError reports whether errors end a lease that meet one of its renewals, and those with which the client may repeat it.
 func (c *check) endsByError() bool {
-	for range tries {
-		a, other := c.times(3), c.client()
+	for i := range tries {
+		a, other := c.times(min(3*time.Duration(i+1), 9)), c.client() // to deny, or to be refused, may take longer than between two renewals
 		c.connect(other)
 		l := c.take(a, newKey())
 		c.renewedOnce(l)
@@ -275,7 +275,7 @@ func (c *check) spared() {
 			"though it got an unused one, three times, whichever of %d it was: %s", n, c.limit(), len(left), first(left))
 	}
 	if len(failed) > 1 {
-		c.breaks("while one of %d servers didn't answer, a client got no lock in %v or more, whichever of %d it was: %s", n, c.limit(), len(failed), first(failed))
+		c.breaks("while one of %d servers didn't answer, a client got no lock, or couldn't renew one, in %v or more, whichever of %d it was: %s", n, c.limit(), len(failed), first(failed))
 	}
 }
 
@@ -312,7 +312,7 @@ func (c *check) spares(i int, fault linkFault, isNew bool) error {
 			return err
 		}
 		if r, ok := l.(renewer); ok {
-			err = c.do(r.Renew)
+			err = c.within(l.TTL()/2, without(r.Renew)).err // it may wait for all servers until its context ends
 		}
 		over := err != nil || l.Context().Err() != nil
 		if c.free(l); !over {
