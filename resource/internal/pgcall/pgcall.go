@@ -13,6 +13,7 @@ import (
 const (
 	serializationFailure = "40001" // rolled back because of a concurrent transaction
 	readOnly             = "25006"
+	cancelled            = "57014"
 )
 
 // Do calls f, which sends one statement, and repeats it after serialization failures, each of which means that another
@@ -32,7 +33,7 @@ func Do(ctx context.Context, pool *pgxpool.Pool, f func(*pgxpool.Conn) error) er
 	switch {
 	case Code(err) == readOnly: // now a standby; its name may resolve to the new primary
 		pool.Reset()
-	case ctx.Err() != nil: // a late cancel request would hit the next statement
+	case ctx.Err() != nil && Code(err) != cancelled: // a late cancel request would hit the next statement
 		_ = c.Conn().Close(context.WithoutCancel(ctx)) // doesn't wait for the server
 		if err == nil || errors.Is(err, resource.ErrApplied) {
 			err = ctx.Err()
