@@ -27,7 +27,8 @@ var (
 	ErrUnfenced = errors.New("resource: the fencing token was not enforced")
 	// ErrTooLarge is wrapped by the error of a write whose value exceeds a limit. Nothing was written.
 	ErrTooLarge = errors.New("resource: value is too large")
-	// ErrNoRoom is wrapped by the error of a call on a full [Store]. Nothing was changed.
+	// ErrNoRoom is wrapped by the error of a call on a full [Store]. Nothing was changed, unless the client library has repeated a fenced
+	// read whose first reply was lost: that may have raised the fence.
 	ErrNoRoom = errors.New("resource: the store has no room")
 	// ErrApplied is matched by a [*StaleTokenError] whose write has the greatest fence accepted and the value stored: since a
 	// [Fence] is for one call, that write was accepted. If the lock may grant a token twice, put an idempotency key into the

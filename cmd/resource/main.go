@@ -141,13 +141,11 @@ func inFile(file string, do func(*boltstore.Store) error) error {
 func listFences(ctx context.Context, store *boltstore.Store, stdout io.Writer) error {
 	keys, err := store.Keys(ctx)
 	for _, key := range keys {
-		rec, err := store.Read(ctx, key)
-		if err != nil {
-			return err
+		rec, failed := store.Read(ctx, key)
+		if failed == nil {
+			_, failed = fmt.Fprintf(stdout, "%v\t%s\n", rec.MaxFence, key)
 		}
-		if _, err := fmt.Fprintf(stdout, "%v\t%s\n", rec.MaxFence, key); err != nil {
-			return err
-		}
+		err = errors.Join(err, failed)
 	}
 	return err
 }

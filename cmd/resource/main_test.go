@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -16,6 +17,9 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/boltstore"
 )
 
 func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"resource": main}) }
@@ -81,4 +85,21 @@ func TestScripts(t *testing.T) {
 			},
 		},
 	})
+}
+
+// A damaged record doesn't hide the fences of the others.
+func TestListPastDamage(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resource.db")
+	s, err := boltstore.Open(file, nil)
+	require.NoError(t, err)
+	for i, key := range []string{"a", "b", "c"} {
+		require.NoError(t, s.Write(t.Context(), key, resource.Fence{Token: uint64(i + 1), Seq: 1}, []byte("value of "+key)))
+	}
+	require.NoError(t, s.Close())
+	all, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, bytes.ReplaceAll(all, []byte("value of b"), []byte("value of B")), 0o600))
+	var out strings.Builder
+	require.ErrorContains(t, run(t.Context(), []string{"-list", "-file", file}, &out), `the record of "b" is damaged`)
+	require.Equal(t, "1\ta\n3\tc\n", out.String())
 }
