@@ -190,7 +190,7 @@ func (p *probe) redisServer(ctx context.Context, c *redis.Client) error {
 	active := info["role"] == "active-replica" // KeyDB's
 	replica := "it is a replica: use the address of its primary"
 	if active {
-		replica = "it is an active replica: its peers accept writes too, so tokens and fences go back: use one server, without active-replica"
+		replica = "it is an active replica: its peers accept writes too, so tokens and fences can go back: use one server, without active-replica"
 	}
 	p.expect(info["role"] != "slave" && !active, bad, "Redis "+info["redis_version"]+" at "+c.Options().Addr+" is not a replica", replica)
 	p.expect(info["connected_slaves"] == "0", warning, "it has no replicas", "it has replicas: a failover loses the tokens and fences that they lack")

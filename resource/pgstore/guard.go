@@ -42,17 +42,17 @@ func (tx sqlTx) Rollback(ctx context.Context) error {
 // fences is the Store of the package's functions, without a pool.
 var fences = &Store{t: tableNamed(pgx.Identifier{defaultTable}.Sanitize())}
 
-// Guard returns a [*resource.StaleTokenError] if resourceID has accepted f or a later fence. Otherwise it raises the fence to f, if and
-// only if tx commits. f is the lock's: resource.NewFence(h.Next()), a new one for each transaction. Guard every
-// resource that tx writes, in a fixed order to avoid deadlocks (SQLSTATE 40P01), and before you read what you write back: at READ
-// COMMITTED an earlier read may miss what a holder commits while Guard waits for the row's lock.
+// Guard returns a [*resource.StaleTokenError] if resourceID has accepted f or a later fence. Otherwise it raises the fence to f, if
+// and only if tx commits. f comes from the lock: resource.NewFence(h.Next()), called once per transaction, not again when it is
+// repeated. Guard every resource that tx writes, in a fixed order to avoid deadlocks (SQLSTATE 40P01), and before you read what you
+// write back: at READ COMMITTED an earlier read may miss what a holder commits while Guard waits for the row's lock.
 //
 // Guard waits for a concurrent guard's transaction to end, also if its process is frozen or its host is dead, however short the
 // lock's TTL: PostgreSQL keeps a frozen one's transaction without limit, a dead host's until TCP keepalive detects it, by default
 // after more than two hours. Set idle_in_transaction_session_timeout, longer than your transactions pause, and
 // tcp_keepalives_idle; lock_timeout (55P03) or ctx limits the wait. At REPEATABLE READ and SERIALIZABLE, if that transaction
-// commits, Guard returns a serialization failure (40001); at SERIALIZABLE so may any later statement, and the commit. Then repeat tx with the
-// same fence.
+// commits, Guard returns a serialization failure (40001); at SERIALIZABLE so may any later statement, and the commit. Then repeat
+// tx with the same fence.
 //
 // After an error tx is rolled back (a nested transaction to its savepoint, so guard where you write), and its Commit returns
 // [pgx.ErrTxClosed] or [sql.ErrTxDone]. The rollback continues after ctx ends, for at most 5 s.
