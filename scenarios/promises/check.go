@@ -476,6 +476,15 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 	}
 }
 
+// leave ends the wait; a lock may be granted all the same.
+func (w wait) leave() {
+	w.stop()
+	go func() {
+		l, _ := (<-w.done).granted()
+		w.c.free(l)
+	}()
+}
+
 func (w wait) pass(limit time.Duration) error {
 	l, err := w.served(limit)
 	w.c.free(l)

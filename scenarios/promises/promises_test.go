@@ -98,6 +98,16 @@ func TestMild(t *testing.T) {
 		"gives up after a while": {
 			func(s *simple) { s.acquires = givesUp }, "WaiterServed", "an acquisition of a held lock returned before its context ended: dlock: held by another owner",
 		},
+		"grants to one whose context has ended": {func(s *simple) {
+			s.renewal = renewRight
+			s.acquires = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+				l, err := ask(ctx)
+				for end := time.Now().Add(time.Second); err != nil && ctx.Err() != nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
+					l, err = s.try(context.WithoutCancel(ctx), key)
+				}
+				return l, err
+			}
+		}, "WaiterServed", ""},
 		"time as the token": {
 			func(s *simple) { s.epoch = 946684800 }, "TokensIncrease",
 			"the token 946684801 is a clock's time in units of 1s: if the clock is set back, later holders may get smaller ones",
@@ -123,7 +133,7 @@ func TestMild(t *testing.T) {
 				servers = 3
 			}
 			virtually(t, servers, open(c.set), func(t *testing.T, k promises.Kit) {
-				k.Only, k.Fixed = []string{c.promise}, name == "has a fixed TTL"
+				k.Only, k.Fixed, k.Service.NoRenew = []string{c.promise}, name == "has a fixed TTL", mild.renewal == renewNever
 				row := promises.Run(t, k).Rows[0]
 				require.Equal(t, promises.Kept, row.Verdict, row.Why)
 				require.Equal(t, c.fact, row.Why)
