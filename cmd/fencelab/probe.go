@@ -73,6 +73,16 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 			check = func(ctx context.Context, name string) error {
 				err := refusesStale(ctx, s)
 				p.expect(err == nil, bad, name+" refuses stale tokens", fmt.Sprintf("%s: %v", name, err))
+				if err == nil && s.Diverges != nil {
+					diverges, err := s.Diverges(ctx)
+					const good, failure = "its table is in one region, or strongly consistent across regions", "its table is a global one with eventual consistency, " +
+						"where regions accept each other's stale tokens: use one region, or strong consistency (MRSC)"
+					if err == nil {
+						p.expect(!diverges, bad, good, failure)
+					} else {
+						p.expect(false, warning, "", fmt.Sprintf("whether its table is a global one is unknown: %v", err))
+					}
+				}
 				return nil
 			}
 		}

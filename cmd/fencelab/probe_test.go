@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -204,6 +205,19 @@ func TestProbeStores(t *testing.T) {
 			require.NoError(t, store.Close())
 			requireProbe(t, 0, url, "ok +"+name+" refuses stale tokens")
 			requireProbe(t, 0, url)
+			if name != stores.DynamoDB {
+				return
+			}
+			requireProbe(t, 0, url, "ok +its table is in one region, or")
+			for reply, want := range map[string]string{
+				`{"Table": {"Replicas": [{}], "MultiRegionConsistency": "STRONG"}}`:   "ok +its table is in one region, or",
+				`{"Table": {"Replicas": [{}], "MultiRegionConsistency": "EVENTUAL"}}`: "bad +its table is a global one with",
+				`{"Table": {"Replicas": [{}]}}`:                                       "bad +its table is a global one with",
+				`{}`:                                                                  "ok +its table is in one region, or",
+				`{`:                                                                   "warning +whether its table is a global one is unknown: ",
+			} {
+				requireProbe(t, map[bool]int{true: 1}[strings.HasPrefix(want, "bad")], onaws.On(name, "name", describes(t, s.URL, reply)), want)
+			}
 		})
 	}
 	for unfenced, want := range map[bool]string{false: "ok +http refuses stale tokens", true: "bad +http: .* runs with fencing off"} {
@@ -230,6 +244,24 @@ func TestProbeStores(t *testing.T) {
 	require.ErrorContains(t, err, "where the file is: resource -file FILE -set-fence 'acme'\\''s 1=4'")
 	_, _, err = tool(t, "fence", "show", url, "acme")
 	require.ErrorContains(t, err, "401")
+}
+
+// describes is a DynamoDB that describes its tables by reply.
+func describes(t *testing.T, server, reply string) (addr string) {
+	t.Helper()
+	to, err := url.Parse(server)
+	require.NoError(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: to.Scheme, Host: to.Host})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.Header.Get("X-Amz-Target"), ".DescribeTable") {
+			_, _ = io.WriteString(w, reply)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(srv.Close)
+	to.Host = srv.Listener.Addr().String()
+	return to.String()
 }
 
 func serve(t *testing.T, s resource.Store, o *resource.HandlerOptions) (url string) {

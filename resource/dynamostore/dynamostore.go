@@ -5,6 +5,7 @@
 //   - the table is in one region, or a global table with strong consistency (MRSC), or all writes of a key go to one region: with
 //     eventual consistency (MREC, the default) stale writes get through
 //     (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/V2globaltables_HowItWorks.html);
+//     `fencelab probe` finds such a table;
 //   - nobody else writes the attributes fence and value or deletes items, by hand or by TTL;
 //   - reads don't go through DynamoDB Accelerator (DAX).
 //

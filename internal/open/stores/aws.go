@@ -8,6 +8,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/fencelab/fencelab/internal/open/onaws"
@@ -54,6 +55,14 @@ func openDynamoDB(ctx context.Context, u *url.URL, o Options) (*Store, error) {
 			return nil, errors.Join(err, closeIdle())
 		}
 	}
-	s, err := dynamostore.New(client, u.Host)
-	return opened(DynamoDB, s, err, closeIdle)
+	d, err := dynamostore.New(client, u.Host)
+	s, err := opened(DynamoDB, d, err, closeIdle)
+	if err != nil {
+		return nil, err
+	}
+	s.Diverges = func(ctx context.Context) (bool, error) {
+		out, err := client.DescribeTable(ctx, &dynamodb.DescribeTableInput{TableName: &u.Host})
+		return err == nil && out.Table != nil && len(out.Table.Replicas) > 0 && out.Table.MultiRegionConsistency != types.MultiRegionConsistencyStrong, err
+	}
+	return s, nil
 }

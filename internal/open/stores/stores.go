@@ -67,7 +67,9 @@ type Store struct {
 	resource.Store
 
 	// Name is one of [Names].
-	Name     string
+	Name string
+	// Diverges says whether regions accept each other's stale writes for a while. Nil: there is one.
+	Diverges func(ctx context.Context) (bool, error)
 	unfenced func(ctx context.Context, key string, value []byte) error
 	close    func() error
 }
