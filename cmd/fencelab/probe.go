@@ -232,8 +232,8 @@ func (p *probe) postgres(ctx context.Context, addr string) error {
 	if err := c.QueryRow(ctx, `SELECT clock_timestamp(), current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'),
 		pg_is_in_recovery(), EXISTS (SELECT FROM pg_stat_replication) AND
 		(current_setting('synchronous_standby_names') = '' OR current_setting('synchronous_commit') IN ('off', 'local')),
-		(SELECT coalesce(string_agg(relname, ', '), '') FROM pg_class
-		WHERE relname IN ('fencelab_lock', 'fencelab_fence') AND relpersistence <> 'p' AND pg_table_is_visible(oid)),
+		(SELECT coalesce(string_agg(relid::text, ', '), '') FROM pg_class JOIN (SELECT to_regclass('fencelab_lock') AS relid
+		UNION SELECT relid FROM pg_partition_tree(to_regclass('fencelab_fence'))) AS t ON oid = relid WHERE relpersistence <> 'p'),
 		to_regclass('fencelab_fence') IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'`).
 		Scan(&now, &version, &fsync, &commit, &standby, &lag, &unlogged, &endless); err != nil {
 		return err
