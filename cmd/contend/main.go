@@ -47,8 +47,7 @@ that a queue of go-redis clients can be expected to do on a hot key.
 
 With -experiment it runs the list of runs in DIR/config.json, on servers that it
 starts, and writes a line for each to DIR/data.jsonl once all are done; until then they
-are in data.jsonl.partial, which stays if the experiment ends early. -sweep NAME runs
-some of them, and leaves the others' lines as they are.
+are in data.jsonl.partial, which stays if the experiment ends early.
 `,
 	Examples: `
   contend -testbed auto -closed -contenders 200                # a hot key on a Redis of its own
@@ -57,8 +56,7 @@ some of them, and leaves the others' lines as they are.
   contend -rate 5000 -keys 10000000 -backend ping              # and its floor
   contend -closed -testbed auto -delay 250us                   # over a network
   contend -closed -testbed auto -processors 1                  # the server has the other processors to itself
-  contend -experiment reports/results/contention
-  contend -experiment reports/results/contention -sweep network`,
+  contend -experiment reports/results/contention`,
 }
 
 // The load competes with the lock's server for cores; at GOGC=100 its garbage collector runs four times as often.
@@ -106,9 +104,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	output := fs.String("o", "", "the `file` for the result as JSON; -: standard output, in one line")
 	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 picks a free one, which is printed; empty: none")
 	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run;\n"+
-		"other flags are ignored, except -sweep and -testbed")
-	sweep := fs.String("sweep", "", "of an experiment, the `name` of the sweeps to run; all other sweeps' lines must be there, and stay;\n"+
-		"empty: all sweeps")
+		"other flags are ignored, except -testbed")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
@@ -117,15 +113,12 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			return fmt.Errorf("contend: -o: %w", err)
 		}
 	}
-	if *sweep != "" && *experiment == "" {
-		return errors.New("contend: -sweep is for an experiment: give its directory with -experiment")
-	}
 	if *experiment != "" {
 		from := testbed.Provider("")
 		if *provider != "none" {
 			from = testbed.Provider(*provider)
 		}
-		return bench.Run(ctx, *experiment, *sweep, from, os.Stderr)
+		return bench.Run(ctx, *experiment, from, os.Stderr)
 	}
 
 	c.Backend = *backend

@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -342,56 +341,6 @@ func TestExperiment(t *testing.T) {
 		"b redis-spin 4/2 0s 100 10 1ms 1", "b ping 4/2 0s 100 10 1ms 1",
 	}, got)
 	require.NoFileExists(t, filepath.Join(dir, "data.jsonl.partial"))
-}
-
-// Only the sweep's runs are replaced; all others must exist.
-func TestSweep(t *testing.T) {
-	dir := experiment(t, `{
-		"defaults": {"backend": "redis", "ttl": "10s", "duration": "20ms", "seed": 1}, "rounds": 2,
-		"sweeps": [
-			{"name": "a", "contenders": [1, 2]},
-			{"name": "b", "contenders": [3], "rates": [0.9]},
-			{"name": "a", "contenders": [4]},
-			{"name": "c", "contenders": [1]}
-		]}`)
-	_, configs, err := bench.ReadExperiment(dir)
-	require.NoError(t, err)
-	require.Len(t, configs, 10)
-	line := func(c load.Config) string {
-		b, err := json.Marshal(load.Result{Config: c, Seconds: 1})
-		require.NoError(t, err)
-		return " " + string(b) + "\n" // not contend's format
-	}
-	file := filepath.Join(dir, "data.jsonl")
-	sweep := func(name string, lines ...string) error {
-		require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "")), 0o600))
-		return record(t, dir, "-sweep", name)
-	}
-	for _, name := range []string{"a", "b"} {
-		old := []string{line(load.Config{Name: name, Backend: "gone"})} // from an older config.json
-		for _, c := range slices.Backward(configs) {
-			if c.Name != name || c.Round == 1 { // one round was never run
-				old = append(old, line(c))
-			}
-		}
-		require.NoError(t, sweep(name, old...))
-		b, err := os.ReadFile(file)
-		require.NoError(t, err)
-		lines := slices.Collect(bytes.Lines(b))
-		require.Len(t, lines, len(configs))
-		for i, c := range configs {
-			var r load.Result
-			require.NoError(t, json.Unmarshal(lines[i], &r))
-			require.Equal(t, c, r.Config)
-			require.Equal(t, c.Name != name, line(c) == string(lines[i]), "line %d", i+1)
-			require.Equal(t, c.Name != name, r.Machine.Go == "", "line %d", i+1)
-		}
-		require.NoFileExists(t, file+".partial")
-	}
-	require.ErrorContains(t, sweep("d"), "-sweep d: config.json has no sweep of that name")
-	require.ErrorContains(t, sweep("c", line(configs[0])), `data.jsonl has no line of "a": redis, 2 contenders`)
-	require.ErrorContains(t, sweep("c", "earlier\n"), "data.jsonl: invalid character")
-	require.NoFileExists(t, file+".partial", "nothing was run")
 }
 
 func TestCommitted(t *testing.T) {

@@ -1,10 +1,8 @@
 package bench
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -129,8 +127,8 @@ func orElse[T any](list []T, one T) []T {
 	return list
 }
 
-// Run runs the experiment of dir/config.json, or only the named sweep if any, and writes dir/data.jsonl at the end.
-func Run(ctx context.Context, dir, sweep string, from testbed.Provider, progress io.Writer) (err error) {
+// Run runs the experiment of dir/config.json, and writes dir/data.jsonl at the end.
+func Run(ctx context.Context, dir string, from testbed.Provider, progress io.Writer) (err error) {
 	e, configs, err := ReadExperiment(dir)
 	if err != nil {
 		return err
@@ -139,12 +137,7 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, progress
 	if err := cli.Replaceable(file); err != nil {
 		return fmt.Errorf("contend: -experiment: %w", err)
 	}
-	lines, err := others(file, sweep, configs)
-	if err != nil {
-		return fmt.Errorf("contend: -sweep %s: %w", sweep, err)
-	}
-	todo := slices.DeleteFunc(slices.Clone(configs), func(c load.Config) bool { return lines[c] != nil })
-	for _, c := range todo {
+	for _, c := range configs {
 		if err := Check(c); err != nil {
 			return fmt.Errorf("contend: %s: %s: %w", dir, describe(c), err)
 		}
@@ -155,7 +148,7 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, progress
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	for _, c := range todo {
+	for _, c := range configs {
 		if service := Service(c.Backend); started[service] == nil {
 			s, err := Start(ctx, service, e.Servers[service], testbed.Options{Provider: from, Progress: progress})
 			if err != nil {
@@ -172,8 +165,9 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, progress
 	}
 	defer func() { err = errors.Join(err, saved.Close()) }()
 	id := uuid.NewString()[:8] // leases left behind by an earlier run have other keys
-	var faults []error         // returned at the end
-	for i, c := range todo {
+	var data []byte
+	var faults []error // returned at the end
+	for i, c := range configs {
 		s := started[Service(c.Backend)]
 		// In its own process, so that none starts with another's garbage.
 		res, err := Job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.Text}.runAlone(ctx)
@@ -182,58 +176,26 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, progress
 		}
 		if res != nil {
 			faults = append(faults, err, Broken(res))
-			if lines[c], err = load.EncodeLine(res); err == nil {
-				_, err = saved.Write(lines[c])
+			var line []byte
+			if line, err = load.EncodeLine(res); err == nil {
+				_, err = saved.Write(line)
 			}
+			data = append(data, line...)
 		}
 		if err != nil {
 			return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: run %d of %d, %s: %w",
-				file, partial, i+1, len(todo), describe(c), err))...)
+				file, partial, i+1, len(configs), describe(c), err))...)
 		}
 		_, _ = fmt.Fprintf(progress, "[%d/%d] %s: %.0f sections/s, wait %s, unserved %d, failed %d, Jain %.4f, %d starved\n",
-			i+1, len(todo), describe(c), res.SectionsPerS, waits(res, 0.5, 0.99, 1), res.Unserved.Count, res.Failed, res.Share.Jain, res.Share.Starved)
+			i+1, len(configs), describe(c), res.SectionsPerS, waits(res, 0.5, 0.99, 1), res.Unserved.Count, res.Failed, res.Share.Jain, res.Share.Starved)
 		if err := Idle(res); err != nil {
 			_, _ = fmt.Fprintln(progress, err)
 		}
-	}
-	var data []byte
-	for _, c := range configs {
-		data = append(data, lines[c]...)
 	}
 	if err := cli.ReplaceFile(file, data); err != nil {
 		return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: %w", file, partial, err))...)
 	}
 	return errors.Join(append(faults, os.Remove(partial))...)
-}
-
-// others returns the file's lines of all runs outside of the sweep, which must be there.
-func others(file, sweep string, configs []load.Config) (lines map[load.Config][]byte, err error) {
-	lines = map[load.Config][]byte{}
-	if sweep == "" {
-		return lines, nil
-	}
-	if !slices.ContainsFunc(configs, func(c load.Config) bool { return c.Name == sweep }) {
-		return nil, errors.New("config.json has no sweep of that name")
-	}
-	b, err := os.ReadFile(file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	for line := range bytes.Lines(b) {
-		var r load.Result
-		if err := json.Unmarshal(line, &r); err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		if r.Config.Name != sweep { // replaced, even if the sweep has changed
-			lines[r.Config] = append(bytes.TrimSuffix(line, []byte("\n")), '\n')
-		}
-	}
-	for _, c := range configs {
-		if c.Name != sweep && lines[c] == nil {
-			return nil, fmt.Errorf("%s has no line of %q: %s: run all, without -sweep", file, c.Name, describe(c))
-		}
-	}
-	return lines, nil
 }
 
 func describe(c load.Config) string {
