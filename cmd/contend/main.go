@@ -62,20 +62,12 @@ are in data.jsonl.partial, which stays if the experiment ends early.
 // The load competes with the lock's server for cores; at GOGC=100 its garbage collector runs four times as often.
 const gcPercent = 400
 
-func main() {
+func main() { cli.Main(run) }
+
+func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	if os.Getenv(bench.ChildEnv) != "" {
-		cli.Main(func(ctx context.Context, _ []string, stdout io.Writer) error {
-			return bench.Child(ctx, os.Stdin, stdout)
-		})
-		return
-	}
-	cli.Main(run)
-}
-
-func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var fs flag.FlagSet
 	c := load.Config{}
 	duration := func(p *load.Duration, name string, value time.Duration, usage string) {
@@ -134,7 +126,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := bench.Check(c); err != nil {
 		return fmt.Errorf("contend: %w", err)
 	}
-	j := bench.Job{Config: c, Prefix: c.Prefix}
+	j := bench.Job{Config: c}
 	if *provider != "none" && *lock == os.Getenv("FENCELAB_LOCK") {
 		*lock = "" // the variable is for cron jobs, whose servers this load must not hit by accident
 	}

@@ -34,30 +34,7 @@ import (
 
 var redisServer *testbed.Server
 
-// failEnv makes clients of this process and its children fail to close, or kill their process.
-const (
-	failEnv = "CONTEND_FAIL"
-	sticks  = "sticks"
-	kills   = "kills"
-)
-
 func TestMain(m *testing.M) {
-	open := bench.Open
-	bench.Open = func(ctx context.Context, s bench.Spec) (load.Lock, error) {
-		l, err := open(ctx, s)
-		switch how := os.Getenv(failEnv); {
-		case how == kills:
-			return l, syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		case how == sticks && err == nil:
-			done := l.Close
-			l.Close = func() error { return errors.Join(done(), errors.New("stuck")) }
-		}
-		return l, err
-	}
-	if os.Getenv(bench.ChildEnv) != "" {
-		main()
-		return
-	}
 	testscript.Main(withRedis{m}, map[string]func(){"contend": main})
 }
 
@@ -181,7 +158,14 @@ func TestProcessors(t *testing.T) {
 }
 
 func TestCloseFails(t *testing.T) {
-	t.Setenv(failEnv, sticks)
+	open := bench.Open
+	defer func() { bench.Open = open }()
+	bench.Open = func(ctx context.Context, s bench.Spec) (load.Lock, error) {
+		l, err := open(ctx, s)
+		done := l.Close
+		l.Close = func() error { return errors.Join(done(), errors.New("stuck")) }
+		return l, err
+	}
 	file := filepath.Join(t.TempDir(), "result.json")
 	var out bytes.Buffer
 	err := run(t.Context(), []string{
@@ -195,14 +179,6 @@ func TestCloseFails(t *testing.T) {
 		"defaults": {"ttl": "10s", "duration": "50ms"}}`)
 	require.ErrorContains(t, record(t, dir), "load: close a client: stuck")
 	require.Len(t, results(t, filepath.Join(dir, "data.jsonl")), 2)
-}
-
-func TestProcessFails(t *testing.T) {
-	t.Setenv(failEnv, kills)
-	dir := experiment(t, `{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
-		"defaults": {"ttl": "10s", "duration": "1h"}}`)
-	require.ErrorContains(t, record(t, dir), "run 1 of 1, redis, 1 contenders, work 0s: contend: a process of the run failed: signal: killed")
-	require.NoFileExists(t, filepath.Join(dir, "data.jsonl"))
 }
 
 // mark marks the environment of all processes started from now on.
@@ -227,7 +203,7 @@ func marked(t *testing.T, env string) (pids []int) {
 	return pids
 }
 
-// No child or server survives; earlier data and partial results do.
+// No server survives; earlier data and partial results do.
 func TestExperimentInterrupted(t *testing.T) {
 	testbed.Need(t, redisServer.Real()) // the experiment starts one itself
 	dir := experiment(t, `{"defaults": {"backend": "redis", "ttl": "10s", "contenders": 2},

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -169,8 +170,9 @@ func Run(ctx context.Context, dir string, from testbed.Provider, progress io.Wri
 	var faults []error // returned at the end
 	for i, c := range configs {
 		s := started[Service(c.Backend)]
-		// In its own process, so that none starts with another's garbage.
-		res, err := Job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.Text}.runAlone(ctx)
+		debug.FreeOSMemory() // so that no run starts with another's garbage
+		c.Prefix = fmt.Sprintf("contend-%s-%d/", id, i)
+		res, err := Job{Config: c, Addrs: s.Addrs, Server: s.Text}.Run(ctx, nil, nil)
 		if res != nil && res.Cut {
 			res, err = nil, cmp.Or(err, errors.New("it was cut short"))
 		}

@@ -2,27 +2,18 @@
 package bench
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"runtime"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fencelab/fencelab/internal/bench/load"
-	"github.com/fencelab/fencelab/internal/proc"
 )
 
 // Job is a run.
 type Job struct {
 	Config load.Config
-	Prefix string // Config's, which isn't in its JSON
 	Addrs  []string
 	Server string
 }
@@ -36,10 +27,9 @@ func Check(c load.Config) error {
 	return c.Check()
 }
 
-// Run runs j in this process. Result and error are as of [load.Run].
+// Run runs j. Result and error are as of [load.Run].
 func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(load.Sample)) (*load.Result, error) {
 	c := j.Config
-	c.Prefix = j.Prefix
 	if c.Processors > 0 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(c.Processors))
 	}
@@ -59,50 +49,6 @@ func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(l
 		if c.Backend == ping { // its clients lock nothing
 			res.Checks = load.Checks{}
 		}
-	}
-	return res, err
-}
-
-// ChildEnv marks a process that reads a [Job] from standard input and writes its result.
-const ChildEnv = "FENCELAB_CONTEND_CHILD"
-
-// Child is the main function of such a process.
-func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	var j Job
-	if err := json.NewDecoder(stdin).Decode(&j); err != nil {
-		return fmt.Errorf("contend: a process of %s=1 is started by contend alone: %w", ChildEnv, err)
-	}
-	res, err := j.Run(ctx, nil, nil)
-	if res == nil {
-		return err
-	}
-	return errors.Join(err, json.NewEncoder(stdout).Encode(res))
-}
-
-func (j Job) runAlone(ctx context.Context) (*load.Result, error) {
-	b, err := json.Marshal(j)
-	if err != nil {
-		return nil, err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("contend: %w", err)
-	}
-	cmd := exec.Command(self) //nolint:noctx // it is killed below
-	cmd.Env = append(os.Environ(), ChildEnv+"=1")
-	var stdout, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(b), &stdout, &stderr
-	child, err := proc.Start(cmd)
-	if err != nil {
-		return nil, err
-	}
-	defer context.AfterFunc(ctx, func() { _ = child.Kill() })()
-	if err = child.Wait(); err != nil {
-		err = fmt.Errorf("contend: a process of the run failed: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
-	}
-	res := &load.Result{}
-	if derr := json.Unmarshal(stdout.Bytes(), res); derr != nil {
-		return nil, cmp.Or(context.Cause(ctx), err, derr)
 	}
 	return res, err
 }
