@@ -55,6 +55,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 	"github.com/fencelab/fencelab/internal/jitter"
+	"github.com/fencelab/fencelab/internal/pgcall"
 )
 
 // Schema is the SQL that creates the table of locks, under its default name, fencelab_lock. It may be run again.
@@ -77,7 +78,6 @@ const (
 	defaultTable = "fencelab_lock"
 	// channel is shared by all tables, since a table's name has several spellings. The payload is the key.
 	channel = "fencelab_released"
-	maxName = 63
 	// recheck limits the wait for a lease's end: the database's clock may be set, and timers stop while a machine is suspended.
 	recheck = time.Minute
 	// patience is how long a polling waiter waits for a reply before it retries; it doubles each time, up to recheck. The LISTEN
@@ -94,22 +94,15 @@ type Options struct {
 }
 
 func (o *Options) table() (string, error) {
-	if o == nil || o.Table == nil {
-		return pgx.Identifier{defaultTable}.Sanitize(), nil
+	if o == nil {
+		o = &Options{}
 	}
-	if n := len(o.Table); n < 1 || n > 2 {
-		return "", fmt.Errorf("%w: pglock: table %q has %d parts; it is a name, or a schema and a name", dlock.ErrInvalid, o.Table, n)
+	name, err := pgcall.TableName(o.Table, defaultTable)
+	if err != nil {
+		err = fmt.Errorf("%w: pglock: %w", dlock.ErrInvalid, err)
 	}
-	for _, name := range o.Table {
-		if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
-			return "", fmt.Errorf("%w: pglock: %q in table %q is not a valid name: 1 to %d bytes without a zero",
-				dlock.ErrInvalid, name, o.Table, maxName)
-		}
-	}
-	return o.Table.Sanitize(), nil
+	return name, err
 }
-
-func forTable(sql, table string) string { return strings.ReplaceAll(sql, defaultTable, table) }
 
 // CreateSchema creates the table of locks unless it exists. It may run concurrently.
 func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
@@ -117,19 +110,7 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 	if err != nil {
 		return err
 	}
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		var there bool // true: no CREATE privilege is needed
-		if err := tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", table).Scan(&there); err != nil || there {
-			return err
-		}
-		// CREATE TABLE IF NOT EXISTS fails if another runs concurrently.
-		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtext($1::text))", defaultTable); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, forTable(Schema, table))
-		return err
-	})
-	return failed(ctx, err)
+	return failed(ctx, pgcall.CreateTable(ctx, pool, Schema, defaultTable, table))
 }
 
 // Backend implements dlock.Backend.
@@ -162,12 +143,9 @@ func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	on := func(sql string) string { return strings.ReplaceAll(sql, defaultTable, table) }
 	b := &Backend{
-		pool:    pool,
-		acquire: forTable(acquireSQL, table),
-		renew:   forTable(renewSQL, table),
-		release: forTable(releaseSQL, table),
-		undo:    forTable(undoSQL, table),
+		pool: pool, acquire: on(acquireSQL), renew: on(renewSQL), release: on(releaseSQL), undo: on(undoSQL),
 
 		patience: patience, recheck: recheck,
 	}
@@ -341,26 +319,8 @@ func (b *Backend) check(ttl time.Duration) error {
 	return nil
 }
 
-// do retries after a serialization failure (isolation above READ COMMITTED): each means that another transaction succeeded.
 func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
-	c, err := b.pool.Acquire(ctx)
-	if err != nil {
-		return failed(ctx, err)
-	}
-	defer c.Release()
-	for {
-		if err = f(c); code(err) != "40001" {
-			break
-		}
-	}
-	err = cmp.Or(err, ctx.Err()) // it may have cut short the wait for a standby
-	switch {
-	case code(err) == "25006": // the server is now a standby; its name may resolve to the new primary
-		b.pool.Reset()
-	case ctx.Err() != nil && code(err) != "57014": // a late cancel request would hit the next statement
-		_ = c.Conn().Close(context.WithoutCancel(ctx)) // doesn't wait for the server
-	}
-	return failed(ctx, err)
+	return failed(ctx, pgcall.Do(ctx, b.pool, f))
 }
 
 // Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. The pool stays open.
@@ -375,7 +335,7 @@ func (b *Backend) Close() error {
 func gaveUp(ctx context.Context) error { return fmt.Errorf("pglock: waiting: %w", context.Cause(ctx)) }
 
 func failed(ctx context.Context, err error) error {
-	switch code(err) {
+	switch pgcall.Code(err) {
 	case "42P01":
 		err = fmt.Errorf("the table of locks is missing; create it with pglock.CreateSchema, or the default one with dlock/pglock/schema.sql: %w", err)
 	case "22P05", "22021":
@@ -386,7 +346,7 @@ func failed(ctx context.Context, err error) error {
 
 // passes reports whether err may be temporary: the server restarts, isn't the primary, or has no free connection.
 func passes(err error) bool {
-	switch c := code(err); c {
+	switch c := pgcall.Code(err); c {
 	case "":
 	case "57P01", "57P02", "57P03", "57P05", "53300", "25006":
 		return true
@@ -396,11 +356,4 @@ func passes(err error) bool {
 	_, dialled := errors.AsType[*pgconn.ConnectError](err)
 	_, network := errors.AsType[net.Error](err)
 	return dialled || network || errors.Is(err, io.ErrUnexpectedEOF) || pgconn.SafeToRetry(err)
-}
-
-func code(err error) string {
-	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return e.Code
-	}
-	return ""
 }

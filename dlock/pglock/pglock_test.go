@@ -279,59 +279,6 @@ func TestRowOfAFailedCommit(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrHeld)
 }
 
-func TestStandby(t *testing.T) {
-	b, pool := newBackend(t, func(c *pgxpool.Config) { c.MaxConns = 2 })
-	var all []*pgxpool.Conn
-	for range 2 {
-		c, err := pool.Acquire(t.Context())
-		require.NoError(t, err)
-		_, err = c.Exec(t.Context(), "SET default_transaction_read_only = on")
-		require.NoError(t, err)
-		all = append(all, c)
-	}
-	for _, c := range all {
-		c.Release()
-	}
-	r := locktest.Request(time.Hour)
-	_, err := b.TryAcquire(t.Context(), r)
-	require.ErrorContains(t, err, "read-only transaction")
-	locktest.Take(t, b, r)
-}
-
-func TestCreateSchemaWithoutRights(t *testing.T) {
-	admin, name := newPool(t), "least_"+strings.ReplaceAll(uuid.NewString(), "-", "")
-	o := &pglock.Options{Table: pgx.Identifier{name, "locks"}}
-	_, err := admin.Exec(t.Context(), "CREATE SCHEMA "+name)
-	require.NoError(t, err)
-	require.NoError(t, pglock.CreateSchema(t.Context(), admin, o))
-	_, err = admin.Exec(t.Context(), strings.ReplaceAll("CREATE ROLE NAME; GRANT USAGE ON SCHEMA NAME TO NAME; GRANT SELECT, INSERT, UPDATE ON NAME.locks TO NAME", "NAME", name))
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		_, err := admin.Exec(context.Background(), strings.ReplaceAll("DROP SCHEMA NAME CASCADE; DROP ROLE NAME", "NAME", name))
-		require.NoError(t, err)
-	})
-	pool := newPool(t)
-	_, err = pool.Exec(t.Context(), "SET ROLE "+name) // on the only connection
-	require.NoError(t, err)
-	require.NoError(t, pglock.CreateSchema(t.Context(), pool, o))
-	locktest.Take(t, open(t, pool, o), locktest.Request(time.Hour))
-}
-
-func TestCreateSchemaAtOnce(t *testing.T) {
-	o := &pglock.Options{Table: pgx.Identifier{"at_once_" + strings.ReplaceAll(uuid.NewString(), "-", "")}}
-	pool := newPool(t)
-	errs := make(chan error)
-	for range 8 {
-		p := newPool(t)
-		go func() { errs <- pglock.CreateSchema(t.Context(), p, o) }()
-	}
-	for range 8 {
-		require.NoError(t, <-errs)
-	}
-	_, err := pool.Exec(t.Context(), "DROP TABLE "+o.Table.Sanitize())
-	require.NoError(t, err)
-}
-
 // The simple protocol sends all values as text.
 func TestTextFormats(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{
@@ -1005,26 +952,6 @@ func TestCancelledRequest(t *testing.T) {
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount())
 }
 
-// ends cancels once a statement has been answered.
-type ends struct{ cancel context.CancelFunc }
-
-func (ends) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
-func (e ends) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) { e.cancel() }
-
-// A cancel request may arrive after the reply, and would cancel the connection's next statement.
-func TestAnsweredBeforeCancelled(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	b, pool := newBackend(t, cancels, func(c *pgxpool.Config) { c.ConnConfig.Tracer = ends{cancel} })
-	_, err := b.TryAcquire(ctx, locktest.Request(time.Hour))
-	require.ErrorIs(t, err, context.Canceled)
-	locktest.Take(t, b, locktest.Request(time.Hour))
-	require.EqualValues(t, 2, pool.Stat().NewConnsCount())
-}
-
 // A listening connection has no statement to cancel, so it must not wait for that.
 func TestClosedWhileListening(t *testing.T) {
 	var dialled, open atomic.Int32
@@ -1057,36 +984,6 @@ type slowlyClosed struct {
 func (c slowlyClosed) Close() error {
 	c.first()
 	return c.Conn.Close()
-}
-
-// PostgreSQL reports success, but a promoted standby would issue the token again, or end the lease early.
-func TestCancelledBeforeReplicated(t *testing.T) {
-	_, there := start(t, "-c", "synchronous_standby_names=nobody")
-	watch := newPool(t, there, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" })
-	require.NoError(t, pglock.CreateSchema(t.Context(), watch, nil))
-	b, _ := newBackend(t, there, cancels)
-	r := locktest.Request(time.Hour)
-	g := locktest.Take(t, open(t, watch, nil), locktest.Request(time.Minute))
-	g.TTL = time.Hour
-	for _, call := range []func(context.Context) error{
-		func(ctx context.Context) error { _, err := b.TryAcquire(ctx, r); return err },
-		func(ctx context.Context) error { return b.Renew(ctx, g) },
-	} {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		defer cancel(nil)
-		called := make(chan error, 1)
-		go func() { called <- call(ctx) }()
-		require.Eventually(t, func() (waits bool) {
-			require.NoError(t, watch.QueryRow(t.Context(),
-				"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')").Scan(&waits))
-			return waits
-		}, 30*time.Second, 5*time.Millisecond)
-		why := errors.New("enough")
-		cancel(why)
-		require.ErrorIs(t, <-called, why)
-	}
-	require.Equal(t, r.Owner, *read(t, watch, r.Key).Owner, "the server has committed it")
-	require.Greater(t, time.Until(read(t, watch, g.Key).Expires), time.Minute, "and the renewal")
 }
 
 func TestOtherEncoding(t *testing.T) {

@@ -105,34 +105,6 @@ func TestValueThatCouldNotBeRead(t *testing.T) {
 	require.ErrorContains(t, err, "at most 268435456 are allowed")
 }
 
-func TestGetRetries(t *testing.T) {
-	admin, name, ctx := newPostgres(t).Pool, "retries_"+strings.ReplaceAll(uuid.NewString(), "-", ""), t.Context()
-	_, err := admin.Exec(ctx, strings.ReplaceAll(`
-		CREATE SCHEMA NAME;
-		CREATE SEQUENCE NAME.tries; -- no rollback changes it
-		CREATE FUNCTION NAME.read(state text) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN
-			IF nextval('NAME.tries') <= 2 THEN RAISE 'fails' USING ERRCODE = state; END IF;
-			RETURN 'v';
-		END $$;
-		CREATE VIEW NAME.fencelab_cas AS SELECT key, 7 AS version, NAME.read(key) AS value FROM (VALUES ('40001'), ('57014')) AS v (key)`,
-		"NAME", name))
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		_, err := admin.Exec(context.Background(), "DROP SCHEMA "+name+" CASCADE")
-		require.NoError(t, err)
-	})
-	s := newPostgres(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = name })
-	_, _, err = s.Get(ctx, "57014")
-	require.ErrorContains(t, err, "57014")
-	value, version, err := s.Get(ctx, "40001") // tries 2 and 3
-	require.NoError(t, err)
-	require.Equal(t, "v", string(value))
-	require.EqualValues(t, 7, version)
-	var tries int
-	require.NoError(t, admin.QueryRow(ctx, "SELECT last_value FROM "+name+".tries").Scan(&tries))
-	require.Equal(t, 3, tries)
-}
-
 // Once ctx ends, the server commits without a standby.
 func TestMissingStandby(t *testing.T) {
 	server := testmain.ServeNoStandby(t, prepare)
@@ -213,26 +185,6 @@ func TestBackoff(t *testing.T) {
 			require.Less(t, got, limit, "wait %d", i)
 			require.Greater(t, got, limit/2, "wait %d", i)
 		}
-	})
-}
-
-func TestFrozenWriter(t *testing.T) {
-	onStores(t, func(t *testing.T, s cas.Store) {
-		ctx, key := t.Context(), newKey()
-		frozen := true
-		tries, err := cas.Update(ctx, s, key, func(value []byte) ([]byte, error) {
-			if frozen { // its successor comes and goes
-				frozen = false
-				require.NoError(t, s.Swap(ctx, key, 0, []byte("B")))
-			}
-			return append(value, 'A'), nil
-		}, nil)
-		require.NoError(t, err)
-		require.Equal(t, 2, tries)
-		value, version, err := s.Get(ctx, key)
-		require.NoError(t, err)
-		require.Equal(t, "BA", string(value))
-		require.EqualValues(t, 2, version)
 	})
 }
 

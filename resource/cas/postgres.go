@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencelab/fencelab/internal/pgcall"
 	"github.com/fencelab/fencelab/resource/internal/calls"
-	"github.com/fencelab/fencelab/resource/internal/pgcall"
 )
 
 // Schema is the SQL that creates the table of a [Postgres]. It may be run again.

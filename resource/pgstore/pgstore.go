@@ -32,9 +32,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencelab/fencelab/internal/pgcall"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/internal/calls"
-	"github.com/fencelab/fencelab/resource/internal/pgcall"
 )
 
 // Schema is SQL that creates the table fencelab_fence. It may be run again.
@@ -55,10 +55,7 @@ var (
 	setFenceSQL string
 )
 
-const (
-	defaultTable = "fencelab_fence" // as in the SQL files
-	maxName      = 63               // bytes of a name
-)
+const defaultTable = "fencelab_fence" // as in the SQL files
 
 // Options configure a [Store].
 type Options struct {
@@ -67,18 +64,14 @@ type Options struct {
 }
 
 func (o *Options) table() (string, error) {
-	if o == nil || o.Table == nil {
-		return pgx.Identifier{defaultTable}.Sanitize(), nil
+	if o == nil {
+		o = &Options{}
 	}
-	if n := len(o.Table); n < 1 || n > 2 {
-		return "", fmt.Errorf("pgstore: table %q has %d parts; it must be a name, or a schema and a name", o.Table, n)
+	name, err := pgcall.TableName(o.Table, defaultTable)
+	if err != nil {
+		err = fmt.Errorf("pgstore: %w", err)
 	}
-	for _, name := range o.Table {
-		if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
-			return "", fmt.Errorf("pgstore: %q in table %q is not a valid name: 1 to %d bytes without a zero", name, o.Table, maxName)
-		}
-	}
-	return o.Table.Sanitize(), nil
+	return name, err
 }
 
 // CreateSchema creates the table of fences unless it exists. It may be called concurrently.
@@ -87,19 +80,7 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 	if err != nil {
 		return err
 	}
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		var there bool // then no CREATE privilege is needed
-		if err := tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", table).Scan(&there); err != nil || there {
-			return err
-		}
-		// CREATE TABLE IF NOT EXISTS fails if another runs at the same time.
-		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtext($1::text))", defaultTable); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, strings.ReplaceAll(Schema, defaultTable, table))
-		return err
-	})
-	return failed(ctx, err)
+	return failed(ctx, pgcall.CreateTable(ctx, pool, Schema, defaultTable, table))
 }
 
 // Store is a [resource.Store] on a table of fences that also holds the values. Each call is one statement at the connection's
@@ -198,7 +179,11 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func(*pgxpo
 		return err
 	}
 	defer s.calls.End()
-	return failed(ctx, calls.Late(ctx, pgcall.Do(ctx, s.pool, f)))
+	err := pgcall.Do(ctx, s.pool, f)
+	if ctx.Err() != nil && errors.Is(err, resource.ErrApplied) { // by a call that may still wait for a standby
+		err = ctx.Err()
+	}
+	return failed(ctx, calls.Late(ctx, err))
 }
 
 type table struct{ write, raiseTo, read, overwrite, setFence string }
