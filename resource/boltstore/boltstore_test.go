@@ -559,7 +559,7 @@ func TestUnwrittenKeys(t *testing.T) {
 	require.NoError(t, touch("g", 1))
 	require.ErrorIs(t, touch("h", 1), resource.ErrNoRoom)
 	require.NoError(t, s.Close())
-	s = reopenAt(0) // a file written before they were counted
+	s = reopenAt(0) // damaged: the count has no checksum
 	require.NoError(t, s.Write(ctx, "g", at(2), nil))
 	require.NoError(t, touch("h", 1))
 }

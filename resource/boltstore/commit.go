@@ -158,7 +158,7 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	defer func() { _ = tx.Rollback() }()
 
 	keys := tx.Bucket(bucket)
-	unwritten := keys.Sequence() // records without a value; older files start at 0
+	unwritten := keys.Sequence() // records without a value
 	for _, o := range ops {
 		rec, ok := b.records[o.key]
 		if !ok {

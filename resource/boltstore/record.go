@@ -10,18 +10,15 @@ import (
 )
 
 // A record has the greatest accepted fence (token, seq: 8 bytes each, big endian), a flag (1 byte), a checksum of key and all
-// else (4 bytes), and the value. Older records have other flags and no checksum.
+// else (4 bytes), and the value.
 const (
 	headerLen   = 17
 	checksumLen = 4
 )
 
-// Old and new flags differ in at least four bits, so that two flipped bits don't hide a checksum.
 const (
-	touched    byte = 0x96 // only by fenced reads: there is no value
-	written    byte = 0x69
-	oldTouched byte = 0
-	oldWritten byte = 1
+	touched byte = 0x96 // only by fenced reads: there is no value
+	written byte = 0x69
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -46,36 +43,22 @@ func encode(key string, rec resource.Record) []byte {
 
 // decode is the inverse of encode. The record's Value points into b.
 func decode(key string, b []byte) (resource.Record, error) {
-	if len(b) < headerLen {
-		return resource.Record{}, fmt.Errorf("it has %d bytes, but a header has %d", len(b), headerLen)
+	if len(b) < headerLen+checksumLen {
+		return resource.Record{}, fmt.Errorf("it has %d bytes, but a header has %d", len(b), headerLen+checksumLen)
 	}
 	rec := resource.Record{MaxFence: resource.Fence{
 		Token: binary.BigEndian.Uint64(b),
 		Seq:   binary.BigEndian.Uint64(b[8:]),
 	}}
-	header, value := b[:headerLen], b[headerLen:]
-	flag := header[16]
-	if flag == touched || flag == written {
-		if len(value) < checksumLen || binary.BigEndian.Uint32(value) != checksum(key, header, value[checksumLen:]) {
-			return resource.Record{}, errors.New("its checksum is wrong")
-		}
-		value = value[checksumLen:]
+	header, value := b[:headerLen], b[headerLen+checksumLen:]
+	if binary.BigEndian.Uint32(b[headerLen:]) != checksum(key, header, value) {
+		return resource.Record{}, errors.New("its checksum is wrong")
 	}
-	switch flag {
-	case touched, oldTouched:
-		if len(value) > 0 {
-			return resource.Record{}, errors.New("it has a value but is marked as never written")
-		}
-		if rec.MaxFence.Token == 0 || flag == oldTouched && rec.MaxFence.Seq != 0 {
-			return resource.Record{}, fmt.Errorf("it was never written but has the fence %v, which no read sets", rec.MaxFence)
-		}
-	case written, oldWritten:
-		if rec.MaxFence.Token == 0 && rec.MaxFence.Seq != 0 {
-			return resource.Record{}, fmt.Errorf("it has the fence %v; tokens start at 1", rec.MaxFence)
-		}
+	switch flag := header[16]; {
+	case flag == written:
 		rec.Value = value
-	default:
-		return resource.Record{}, fmt.Errorf("its flag is %#x", flag)
+	case flag != touched || len(value) > 0:
+		return resource.Record{}, fmt.Errorf("its flag is %#x, and its value has %d bytes", flag, len(value))
 	}
 	return rec, nil
 }

@@ -25,33 +25,23 @@ func TestEncoding(t *testing.T) {
 		{"0000000000000000" + "0000000000000000", "0ee3ad28", "00", resource.Record{Value: []byte{0}}},
 		{top + top, "1e3ba876", "", resource.Record{Value: []byte{}, MaxFence: resource.Fence{Token: math.MaxUint64, Seq: math.MaxUint64}}},
 	} {
-		flag, old := "69", "01"
+		flag := "69"
 		if c.rec.Value == nil {
-			flag, old = "96", "00"
+			flag = "96"
 		}
-		want := c.fence + flag + c.sum + c.value
-		require.Equal(t, want, hex.EncodeToString(boltstore.Encode("k", c.rec)))
-		for _, in := range []string{want, c.fence + old + c.value} { // old records have no checksum
-			b, err := hex.DecodeString(in)
-			require.NoError(t, err)
-			got, err := boltstore.Decode("k", b)
-			require.NoError(t, err, in)
-			require.Equal(t, c.rec, got)
-		}
+		b := boltstore.Encode("k", c.rec)
+		require.Equal(t, c.fence+flag+c.sum+c.value, hex.EncodeToString(b))
+		got, err := boltstore.Decode("k", b)
+		require.NoError(t, err)
+		require.Equal(t, c.rec, got)
 	}
 }
 
 func TestDecodeRefuses(t *testing.T) {
 	for in, want := range map[string]string{
-		"":                                      "0 bytes",
-		"0000000000000007" + "0000000000000001": "16 bytes",
-		"0000000000000007" + "0000000000000001" + "02":              "flag is 0x2",
-		"0000000000000007" + "0000000000000000" + "00" + "61":       "never written",
-		"0000000000000007" + "0000000000000001" + "00":              "never written but has the fence 7,",
-		"0000000000000000" + "0000000000000000" + "00":              "never written but has the fence 0.0",
-		"0000000000000007" + "0000000000000001" + "69" + "000000":   "checksum is wrong",
+		"": "0 bytes",
+		"0000000000000007" + "0000000000000001" + "69" + "000000":   "20 bytes",
 		"0000000000000007" + "0000000000000001" + "69" + "00000000": "checksum is wrong",
-		"0000000000000000" + "0000000000000001" + "01":              "tokens start at 1",
 	} {
 		b, err := hex.DecodeString(in)
 		require.NoError(t, err)
@@ -79,17 +69,12 @@ func FuzzDecode(f *testing.F) {
 	f.Add(boltstore.Encode("k", resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 7, Seq: 1}}))
 	f.Add(boltstore.Encode("k", resource.Record{MaxFence: resource.Fence{Token: 7}}))
 	f.Add(bytes.Repeat([]byte{0xff}, 17))
-	f.Add(append(bytes.Repeat([]byte{0}, 16), 1))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		rec, err := boltstore.Decode("k", b)
 		if err != nil {
 			return
 		}
-		again := boltstore.Encode("k", rec)
-		if b[16] <= 1 { // an old record
-			again = append(append(again[:16:16], b[16]), again[21:]...)
-		}
-		if !bytes.Equal(again, b) {
+		if again := boltstore.Encode("k", rec); !bytes.Equal(again, b) {
 			t.Errorf("%x decodes to %+v, which encodes to %x", b, rec, again)
 		}
 	})
