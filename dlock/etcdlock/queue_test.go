@@ -18,7 +18,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/etcdlock"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
-	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -547,28 +546,6 @@ func TestDeadline(t *testing.T) {
 	tells(waiting, "")
 	defer b.l.inject(holdReplies)()
 	tells(joining, waiting)
-}
-
-func TestLeaderKilledWhileWaiting(t *testing.T) {
-	if three.Servers[0].Provider == testbed.External {
-		t.Skip("kills a server")
-	}
-	cluster := testmain.ServeCluster(t, testbed.StartEtcd, 3, steady)
-	a, b := newNode(t, cluster), newNode(t, cluster)
-	g := a.take(t, locktest.Request(time.Hour))
-	_, came := b.waits(t, g.Key, time.Hour)
-	leader, err := cluster.Leader(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, leader.Kill(t.Context()))
-	_, err = cluster.Leader(t.Context(), leader)
-	require.NoError(t, err)
-	stillWaits(t, came, "acquired by an election")
-	locktest.Eventually(t, func() bool { // its client finds another member
-		err := a.Release(t.Context(), g)
-		return err == nil || errors.Is(err, dlock.ErrLost)
-	})
-	o := locktest.Won(t, came)
-	require.Greater(t, o.Fence, g.Fence)
 }
 
 // Waiters of the same Backend need no watch.
