@@ -2,9 +2,6 @@ package site
 
 import (
 	"encoding/json"
-	"encoding/xml"
-	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -23,14 +20,9 @@ import (
 
 const recorded = "../results"
 
-var recordedCharts = sync.OnceValues(func() (Files, error) {
-	charts, _, err := Derive(os.DirFS(recorded))
-	return charts, err
-})
-
 func TestRecorded(t *testing.T) {
 	folder := os.DirFS(recorded)
-	made, err := recordedCharts()
+	made, _, err := Derive(folder)
 	require.NoError(t, err)
 	for name, b := range made {
 		committed, err := fs.ReadFile(folder, name)
@@ -222,36 +214,6 @@ func TestData(t *testing.T) {
 	none, _, err := Derive(fstest.MapFS{})
 	require.NoError(t, err)
 	require.Empty(t, none, "what isn't recorded yet has no charts")
-}
-
-func TestCharts(t *testing.T) {
-	files, err := recordedCharts()
-	require.NoError(t, err)
-	for name, b := range files {
-		if path.Ext(name) != ".svg" {
-			continue
-		}
-		dec := xml.NewDecoder(strings.NewReader(string(b)))
-		names := map[string]int{}
-		for {
-			tok, err := dec.Token()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			require.NoError(t, err, name)
-			if e, ok := tok.(xml.StartElement); ok {
-				names[e.Name.Local]++
-			}
-		}
-		require.Equal(t, 1, names["title"], name)
-		require.Equal(t, 1, names["desc"], name)
-		require.Greater(t, names["path"], 5, "%s is empty", name)
-		_, drawn, _ := strings.Cut(string(b), "</style>")
-		bare := regexp.MustCompile(`[^,]#[0-9A-Fa-f]{3,6}`).FindString(drawn)
-		require.Empty(t, bare, "%s: a colour that stays as it is on a dark screen", name)
-		require.NotContains(t, drawn, "NaN", name)
-		require.NotContains(t, drawn, "Inf", name)
-	}
 }
 
 func TestBenchmarks(t *testing.T) {
