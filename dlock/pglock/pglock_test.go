@@ -16,7 +16,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -25,7 +24,6 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/pglock"
 	"github.com/fencelab/fencelab/internal/testmain"
-	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 func TestConformance(t *testing.T) { conform(t, func(*pgxpool.Config) {}) }
@@ -87,16 +85,6 @@ func open(t *testing.T, pool *pgxpool.Pool, o *pglock.Options) *pglock.Backend {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b
-}
-
-func start(t *testing.T, args ...string) (s *testbed.Server, there func(*pgxpool.Config)) {
-	t.Helper()
-	s = testmain.Own(t, testbed.StartPostgres, &testbed.Options{Args: args})
-	return s, func(c *pgxpool.Config) {
-		var err error
-		c.ConnConfig, err = pgx.ParseConfig(s.URL)
-		require.NoError(t, err)
-	}
 }
 
 func listener(t *testing.T, watch *pgxpool.Pool, app string) int32 {
@@ -731,28 +719,6 @@ func TestWaitersBearABrokenLink(t *testing.T) {
 	}
 }
 
-func TestWaitersBearARestart(t *testing.T) {
-	s, there := start(t)
-	d := newDialer()
-	dials, count := d.counted()
-	c := contest{T: t, spy: newSpy()}
-	c.a, c.watch = newBackend(t, there)
-	require.NoError(t, pglock.CreateSchema(t.Context(), c.watch, nil))
-	c.b, _ = newBackend(t, there, count, c.on)
-	c.g = locktest.Take(t, c.a, locktest.Request(time.Hour))
-	first, behind := c.first(c.next(time.Hour)), c.another(time.Hour)
-	before := dials.Load()
-	require.NoError(t, s.Kill(t.Context()))
-	locktest.Eventually(t, func() bool { return dials.Load() >= before+4 || len(first) > 0 })
-	require.NoError(t, s.Restart(t.Context()))
-	c.watch.Reset()
-	c.release()
-	w := locktest.Won(t, first)
-	require.EqualValues(t, 2, w.Fence)
-	locktest.Release(t, c.b, w)
-	require.EqualValues(t, 3, locktest.Won(t, behind).Fence)
-}
-
 // Temporary errors are retried with growing pauses, others returned at once.
 func TestErrorsWhileWaiting(t *testing.T) {
 	for state, passes := range map[string]bool{"57P03": true, "25006": true, "42501": false, "28P01": false} {
@@ -924,15 +890,9 @@ func TestUndoOfAnUncommittedRow(t *testing.T) {
 	}
 }
 
-func cancels(c *pgxpool.Config) {
-	c.ConnConfig.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
-		return &pgconn.CancelRequestContextWatcherHandler{Conn: c, DeadlineDelay: 2 * locktest.Timeout}
-	}
-}
-
 // As the package doc advises.
 func TestCancelledRequest(t *testing.T) {
-	b, pool := newBackend(t, cancels)
+	b, pool := newBackend(t, testmain.Cancels)
 	r := locktest.Request(time.Hour)
 	r.OnHeld = func() { t.Error("nobody had the lock") }
 	unlock := lockRow(t, b, r)
@@ -955,7 +915,7 @@ func TestCancelledRequest(t *testing.T) {
 // A listening connection has no statement to cancel, so it must not wait for that.
 func TestClosedWhileListening(t *testing.T) {
 	var dialled, open atomic.Int32
-	c := newContest(t, cancels, func(c *pgxpool.Config) {
+	c := newContest(t, testmain.Cancels, func(c *pgxpool.Config) {
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			dialled.Add(1)
 			open.Add(1)
