@@ -2,62 +2,24 @@ package main
 
 import (
 	"fmt"
-	"net"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/stores"
-	"github.com/fencelab/fencelab/internal/proc"
-	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
-	"github.com/fencelab/fencelab/scenarios/testbed"
 )
-
-// startRedisCluster starts two masters.
-func startRedisCluster(t *testing.T) (nodes [2]*redis.Client) {
-	t.Helper()
-	var bus string
-	for i := range nodes {
-		port, release, err := proc.ReservePort() // the default, the node's plus 10,000, may not exist
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, release()) })
-		bus = strconv.Itoa(port)
-		s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{
-			Provider: testbed.Local, // where nodes reach each other
-			Args:     []string{"--cluster-enabled", "yes", "--cluster-port", bus, "--appendonly", []string{"yes", "no"}[i]},
-		})
-		if nodes[i], err = redisclient.New(s.URL); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { require.NoError(t, nodes[i].Close()) })
-		require.NoError(t, nodes[i].ClusterAddSlotsRange(t.Context(), 8192*i, 8192*(i+1)-1).Err())
-	}
-	host, port, err := net.SplitHostPort(nodes[1].Options().Addr)
-	require.NoError(t, err)
-	require.NoError(t, nodes[0].Do(t.Context(), "CLUSTER", "MEET", host, port, bus).Err())
-	for _, n := range nodes {
-		require.Eventually(t, func() bool {
-			info := n.ClusterInfo(t.Context()).Val()
-			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:2")
-		}, patience, 10*time.Millisecond)
-	}
-	return nodes
-}
 
 // Any node of a Redis Cluster will do, also for keys that are on another one.
 func TestRedisCluster(t *testing.T) {
-	nodes := startRedisCluster(t)
+	nodes := testmain.ServeRedisCluster(t, []string{"--appendonly", "yes"}, nil)
 	for _, n := range nodes {
-		first, second := nodes[0].Options().Addr, nodes[1].Options().Addr
-		url := "redis://" + n.Options().Addr
+		first, second := nodes[0].Addr, nodes[1].Addr
+		url := "redis://" + n.Addr
 		requireProbe(t, 1, url, "ok +"+first+" is a master of a Redis Cluster", "ok +Redis .* at "+first+" is not a replica", "ok +appendonly is yes",
 			"ok +"+second+" is a master of a Redis Cluster", "ok +Redis .* at "+second+" is not a replica", "bad +appendonly is no")
 		b, err := locks.Open(t.Context(), locks.Spec{Lock: locks.Redis, Addrs: []string{url}})
@@ -65,7 +27,7 @@ func TestRedisCluster(t *testing.T) {
 		s, err := stores.Open(t.Context(), url, stores.Options{Cluster: true})
 		require.NoError(t, err)
 		for i := range 8 { // on both nodes
-			key := fmt.Sprint(n.Options().Addr, i)
+			key := fmt.Sprint(n.Addr, i)
 			f := func(want string, args ...string) {
 				t.Helper()
 				out, _, err := tool(t, append([]string{"fence"}, args...)...)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,65 +17,22 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
-	"github.com/fencelab/fencelab/internal/proc"
 	"github.com/fencelab/fencelab/internal/testmain"
-	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-type node struct {
-	*redis.Client
-	*testbed.Server
-	id, bus string
-}
-
-func startNode(t *testing.T, i, n int) node {
-	t.Helper()
-	port, release, err := proc.ReservePort() // the default, the node's plus 10,000, may not exist
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, release()) })
-	bus := strconv.Itoa(port)
-	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{
-		Provider: testbed.Local, // where nodes reach each other
-		Args:     []string{"--cluster-enabled", "yes", "--cluster-port", bus},
-	})
-	c := redis.NewClient(&redis.Options{Addr: s.Addr})
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	require.NoError(t, c.ClusterAddSlotsRange(t.Context(), 16384*i/n, 16384*(i+1)/n-1).Err())
-	id, err := c.Do(t.Context(), "CLUSTER", "MYID").Text()
-	require.NoError(t, err)
-	return node{c, s, id, bus}
-}
-
-// ready waits until the node serves and knows so many nodes.
-func (n node) ready(t *testing.T, nodes int) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		info := n.ClusterInfo(t.Context()).Val()
-		return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprint("cluster_known_nodes:", nodes))
-	}, 30*time.Second, 10*time.Millisecond)
-}
-
-func startCluster(t *testing.T) (nodes []node) {
-	t.Helper()
-	for i := range 3 {
-		n := startNode(t, i, 3)
-		nodes = append(nodes, n)
-		if i > 0 {
-			host, port, err := net.SplitHostPort(n.Addr)
-			require.NoError(t, err)
-			require.NoError(t, nodes[0].Do(t.Context(), "CLUSTER", "MEET", host, port, n.bus).Err())
-		}
-	}
-	for _, n := range nodes {
-		n.ready(t, 3)
-	}
-	return nodes
-}
+type node = testmain.RedisNode
 
 type move struct {
 	nodes    []node
 	slot     int64
 	from, to node
+}
+
+func id(t *testing.T, n node) string {
+	t.Helper()
+	text, err := n.Do(t.Context(), "CLUSTER", "MYID").Text()
+	require.NoError(t, err)
+	return text
 }
 
 func begin(t *testing.T, nodes []node, key string) move {
@@ -86,8 +42,8 @@ func begin(t *testing.T, nodes []node, key string) move {
 		return n.Do(t.Context(), "EXISTS", "{"+key+"}").Err() == nil // else MOVED
 	})
 	m.from, m.to = nodes[at], nodes[(at+1)%len(nodes)]
-	require.NoError(t, m.to.Do(t.Context(), "CLUSTER", "SETSLOT", m.slot, "IMPORTING", m.from.id).Err())
-	require.NoError(t, m.from.Do(t.Context(), "CLUSTER", "SETSLOT", m.slot, "MIGRATING", m.to.id).Err())
+	require.NoError(t, m.to.Do(t.Context(), "CLUSTER", "SETSLOT", m.slot, "IMPORTING", id(t, m.from)).Err())
+	require.NoError(t, m.from.Do(t.Context(), "CLUSTER", "SETSLOT", m.slot, "MIGRATING", id(t, m.to)).Err())
 	return m
 }
 
@@ -104,13 +60,12 @@ func (m move) end(t *testing.T) {
 	t.Helper()
 	m.keys(t, m.from.ClusterGetKeysInSlot(t.Context(), int(m.slot), 100).Val()...)
 	for _, n := range []node{m.to, m.from, m.nodes[0], m.nodes[1], m.nodes[2]} {
-		require.NoError(t, n.Do(t.Context(), "CLUSTER", "SETSLOT", m.slot, "NODE", m.to.id).Err())
+		require.NoError(t, n.Do(t.Context(), "CLUSTER", "SETSLOT", m.slot, "NODE", id(t, m.to)).Err())
 	}
 }
 
 func TestConformanceCluster(t *testing.T) {
-	n := startNode(t, 0, 1)
-	n.ready(t, 1)
+	n := testmain.ServeRedisCluster(t, nil)[0]
 	s := onServer(t, n.Server)
 	cluster := func(t *testing.T, l *dlocktest.Dialer) redis.UniversalClient {
 		t.Helper()
@@ -147,7 +102,7 @@ func (redirect) RedisError()     {}
 
 // Held locks are renewed and released, wherever their keys are; waiters are granted them after the move.
 func TestSlotMoves(t *testing.T) {
-	nodes := startCluster(t)
+	nodes := testmain.ServeRedisCluster(t, nil, nil, nil)
 	open := func(mode redislock.Mode) (*redislock.Backend, *atomic.Int64) {
 		var addrs []string
 		for _, n := range nodes {
