@@ -4,10 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -15,37 +12,6 @@ import (
 
 	"github.com/fencelab/fencelab/resource/cas"
 )
-
-func Example() {
-	m, err := miniredis.Run() // stands for a real Redis
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer m.Close()
-	client := redis.NewClient(&redis.Options{Addr: m.Addr(), ContextTimeoutEnabled: true})
-	defer func() { _ = client.Close() }()
-
-	ctx, counters := context.Background(), cas.Redis{Client: client}
-	addOne := func(value []byte) ([]byte, error) {
-		if value == nil {
-			return []byte("1"), nil
-		}
-		n, err := strconv.Atoi(string(value))
-		return []byte(strconv.Itoa(n + 1)), err
-	}
-	var writers sync.WaitGroup
-	for range 10 {
-		writers.Go(func() {
-			if _, err := cas.Update(ctx, counters, "visits", addOne, &cas.Options{Backoff: time.Millisecond}); err != nil {
-				log.Print(err) // it may have taken effect: see ExampleUpdate
-			}
-		})
-	}
-	writers.Wait()
-	value, version, err := counters.Get(ctx, "visits")
-	fmt.Printf("%s visits, version %d, %v\n", value, version, err)
-	// Output: 10 visits, version 10, <nil>
-}
 
 // [Schema] creates the table, for example in a migration.
 func ExamplePostgres() {
@@ -67,7 +33,7 @@ func ExamplePostgres() {
 }
 
 // With a request's ID in the value, an update whose reply was lost can be repeated.
-func ExampleUpdate() {
+func Example() {
 	m, err := miniredis.Run() // stands for a real Redis
 	if err != nil {
 		log.Fatal(err)
