@@ -254,7 +254,7 @@ func (ls *lease) watch() {
 		ls.l.busy.Go(func() {
 			select {
 			case <-ls.g.Lost:
-				ls.lose(errors.New("the lock service ended it"))
+				ls.lose(fmt.Errorf("%w: the lock service ended it", ErrLost))
 			case <-ls.ctx.Done():
 			case <-ls.l.open.Done():
 			}
@@ -276,9 +276,7 @@ func (ls *lease) handle(ctx context.Context) *Handle {
 // reenter reports whether c's critical section is under way, and returns another handle on it if the Locker is reentrant.
 func (c *leaseContext) reenter(ctx context.Context) (h *Handle, held bool) {
 	ls := c.ls
-	if ls.ended() != nil {
-		return nil, false
-	}
+	_ = ls.ended()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	held = ls.over == nil && ls.holds > 0 && ls.sections == c.section
@@ -328,12 +326,7 @@ func (ls *lease) age(now time.Time) time.Duration {
 }
 
 func (ls *lease) untilCheck() time.Duration {
-	age := ls.age(time.Now())
-	d := min(ls.limit, recheck+age)
-	if ls.confirmAt > 0 {
-		d = min(d, ls.confirmAt)
-	}
-	return max(d-age, 0)
+	return max(min(cmp.Or(ls.confirmAt, ls.limit)-ls.age(time.Now()), recheck), 0)
 }
 
 func (ls *lease) left() time.Duration {
@@ -358,16 +351,13 @@ func (ls *lease) ended() error {
 	return over
 }
 
+// lose ends the lease for a reason that wraps ErrLost.
 func (ls *lease) lose(why error) {
-	err := why
-	if !errors.Is(why, ErrLost) {
-		err = fmt.Errorf("%w: %w", ErrLost, why)
-	}
 	ls.mu.Lock()
-	first := ls.end(err) && ls.holds > 0
+	first := ls.end(why) && ls.holds > 0
 	ls.mu.Unlock()
 	if first {
-		ls.report(err)
+		ls.report(why)
 	}
 }
 
@@ -439,7 +429,7 @@ func (ls *lease) renew(ctx context.Context) error {
 	if errors.Is(err, ErrLost) && !unknown(ctx, err) {
 		why := err
 		if errors.Is(ErrLost, why) { // err doesn't say why
-			why = errors.New("the lock service gave it to another owner or let it run out")
+			why = fmt.Errorf("%w: the lock service gave it to another owner or let it run out", ErrLost)
 		}
 		ls.lose(why)
 	}

@@ -83,7 +83,7 @@ func New(b Backend, opts *Options) (*Locker, error) {
 		return nil, fmt.Errorf("%w: Options.TTL is %v; set it to at least 1ms", ErrInvalid, o.TTL)
 	case r.Every < 0 || r.MaxHold < 0:
 		return nil, fmt.Errorf("%w: Options.Renew has a negative duration: Every %v, MaxHold %v", ErrInvalid, r.Every, r.MaxHold)
-	case r.Every > 0 && r.Every >= o.TTL-margin(o.TTL):
+	case r.Every >= o.TTL-margin(o.TTL):
 		return nil, fmt.Errorf("%w: Options.Renew.Every is %v, too long for a TTL of %v; a third of the TTL is usual",
 			ErrInvalid, r.Every, o.TTL)
 	case r.Every > 0 && r.MaxHold == 0:

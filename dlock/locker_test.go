@@ -540,6 +540,7 @@ func TestRefusalIsNotUndone(t *testing.T) {
 				require.ErrorIs(t, err, want)
 				require.ErrorContains(t, err, "the session has expired")
 				require.NotErrorIs(t, err, dlock.ErrLost)
+				require.NotErrorIs(t, err, dlock.ErrClosed)
 				synctest.Wait()
 				require.Zero(t, f.count("release"), "%v", refusal)
 			}

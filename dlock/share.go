@@ -223,7 +223,6 @@ func (s *shared) next(key string) {
 
 func (t *turn) give(h handed) {
 	t.queue[0] <- h
-	t.queue[0] = nil
 	t.queue = t.queue[1:]
 }
 

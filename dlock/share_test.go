@@ -299,11 +299,20 @@ func TestShareContextValues(t *testing.T) {
 
 func TestShareAfterAPanic(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
-		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) { panic("a backend's") }
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
+		var waiters []chan section
+		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+			waiters = queue(l, t.Context(), 2)
+			f.set(func() { f.acquire = nil })
+			panic("a backend's")
+		}
 		require.Panics(t, func() { _, _ = l.Acquire(context.Background(), "k") })
-		f.set(func() { f.acquire = nil })
-		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
+		first := won(t, waiters[0])
+		synctest.Wait()
+		require.NoError(t, first.Release(t.Context()))
+		second := won(t, waiters[1])
+		require.Equal(t, first.Fence(), second.Fence(), "it has not sent a request of its own")
+		require.NoError(t, second.Release(t.Context()))
 	})
 }
 

@@ -175,7 +175,7 @@ func (m *memory) settle(l *lock) {
 		return true
 	})
 	// A lease may end before that of the holder for whom the timer was set.
-	if at := l.until; len(l.waiters) > 0 && (l.alarm.IsZero() || at.Before(l.alarm)) {
+	if at := l.until; l.alarm.IsZero() || at.Before(l.alarm) {
 		l.alarm = at
 		time.AfterFunc(time.Until(at), func() {
 			m.mu.Lock()

@@ -207,14 +207,13 @@ func (j *judge) event(e *Event) {
 }
 
 func (j *judge) fault(e *Event) {
-	f, ok := FaultNamed(e.Name)
-	switch _, worker := j.ended[e.Target]; {
+	switch f, ok := FaultNamed(e.Name); {
 	case !ok:
 		j.object("unknown fault %q", e.Name)
 	case f.State != Down:
 	case e.Target == "resource":
 		j.refused = 0 // its metrics are reset
-	case worker:
+	default:
 		j.orphan = j.orphan || j.holding[e.Target] && j.last == e.Target // nobody releases its lock
 		j.ended[e.Target] = true
 	}
@@ -246,13 +245,12 @@ func (j *judge) report(e *Event) {
 		j.reported(e, reply{"write", e.Token, true, e.Value})
 	case WriteStale:
 		j.reported(e, reply{op: "write", token: e.Token})
-	case ReleaseLost:
+	case ReleaseLost, ReleaseForeign:
 		j.late = j.late || j.superseded(e.Token)
 		delete(j.holding, e.Actor)
-	case ReleaseForeign:
-		j.late = j.late || j.superseded(e.Token)
-		delete(j.holding, e.Actor)
-		j.note("%s released another owner's lock", e.Actor)
+		if e.Name == ReleaseForeign {
+			j.note("%s released another owner's lock", e.Actor)
+		}
 	case Failed:
 		j.object("%s failed: %s", e.Actor, e.Error)
 	case Released:
@@ -340,7 +338,7 @@ func (j *judge) decision(e *Event) {
 	} else {
 		j.Refused++
 		j.refused++
-		if n := len(j.grants); j.regressed && n > 0 && e.Token == j.grants[n-1] && e.Token < e.Seen {
+		if j.regressed && e.Token == j.grants[len(j.grants)-1] && e.Token < e.Seen {
 			j.note("the last to be granted the lock was refused a %s: its token %d is behind %d", e.Op, e.Token, e.Seen)
 		}
 	}
@@ -402,7 +400,7 @@ func (j *judge) acceptWrite(e *Event, k *keyState, got fence) {
 	if ok && !slices.Contains(Entries(k.ledger), entry) {
 		j.Writers = append(j.Writers, entry)
 	}
-	if j.regressed && ok && j.holding[entry] && entry != j.last {
+	if j.regressed && j.holding[entry] && entry != j.last {
 		j.note("a write of %s was accepted, although %s had been granted the lock since", entry, j.last)
 	}
 	delete(k.refused, entry)
@@ -421,7 +419,7 @@ func (j *judge) refuse(e *Event, k *keyState, got fence) {
 		j.object("the resource refused a %s with fence %v, although it had accepted nothing above %v", e.Op, got, k.max)
 	}
 	// The repeat of an accepted write is refused too.
-	if _, entry, ok := cutLast(e.Value); ok && !slices.Contains(Entries(k.ledger), entry) {
+	if _, entry, _ := cutLast(e.Value); !slices.Contains(Entries(k.ledger), entry) {
 		k.refused[entry] = true
 	}
 }

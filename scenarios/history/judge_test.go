@@ -138,6 +138,7 @@ func TestJudge(t *testing.T) {
 			return events
 		}},
 		{"safe-late-release-unfenced", "a foreign release", change("A", history.ReleaseLost, func(e *history.Event) { e.Name = history.ReleaseForeign })},
+		{"safe-late-release-unfenced", "then a foreign release in time", change("B", history.Released, func(e *history.Event) { e.Name = history.ReleaseForeign })},
 		{"safe-refusals-before-a-crash", "a worker is killed instead", change("resource", "kill", func(e *history.Event) { e.Target = "A" })},
 		{"inconclusive-hazard-never-came-about", "lost without a successor", change("A", history.Released, func(e *history.Event) { e.Name = history.ReleaseLost })},
 		{"inconclusive-hazard-never-came-about", "the last is lost", change("B", history.Released, func(e *history.Event) { e.Name = history.ReleaseLost })},
@@ -173,6 +174,10 @@ func TestJudge(t *testing.T) {
 			events[0].Run.Fencing = history.FencingOn
 			return events
 		}},
+		{"safe-late-release-unfenced", "one token of two, the first", func(events []history.Event) []history.Event {
+			return change("A", history.Acquired, func(e *history.Event) { e.Token = 1 })(withoutTokens(events))
+		}},
+		{"safe-late-write-refused", "it begins twice", func(events []history.Event) []history.Event { return slices.Insert(events, 1, events[0]) }},
 		{"inconclusive-tokens-lost-but-they-grew", "a grant reported twice", twice(history.Acquired)},
 		{"inconclusive-one-grant", "without tokens, reported twice, then killed", func(events []history.Event) []history.Event {
 			return leavesLock("A")(twice(history.Acquired)(withoutTokens(events)))
@@ -278,6 +283,15 @@ func TestJudge(t *testing.T) {
 	require.Equal(t, string(want), b.String(), "if the change is meant, run go test ./scenarios/history -update, and read it")
 }
 
+func TestReportsWithoutEffect(t *testing.T) {
+	for _, name := range []string{
+		history.Held, history.Checked, history.BeforeWrite, history.Sent, history.ReleaseGap, history.LostLease, history.Lost,
+	} {
+		report := history.Event{Actor: "A", Kind: history.KindReport, Name: name}
+		require.Equal(t, history.Safe, history.Judge(slices.Insert(load(t, "safe-late-write-refused"), 2, report)).Verdict, name)
+	}
+}
+
 func TestTimesAndNamesMeanNothing(t *testing.T) {
 	for _, name := range names(t) {
 		events := load(t, name)
@@ -343,7 +357,8 @@ func TestTraceRanks(t *testing.T) {
 	for _, token := range []uint64{30, 10, 40, 10, 20} {
 		events = append(events, history.Event{Kind: history.KindReport, Name: history.Acquired, Actor: "A", Token: token})
 	}
-	require.Equal(t, []string{"A acquired #3", "A acquired #1", "A acquired #4", "A acquired #1", "A acquired #2"}, history.Trace(events))
+	events = append(events, history.Event{Kind: history.KindReport, Name: history.Wrote, Actor: "A", Token: 15})
+	require.Equal(t, []string{"A acquired #3", "A acquired #1", "A acquired #4", "A acquired #1", "A acquired #2", "A wrote"}, history.Trace(events))
 }
 
 func TestDroppingAnEventNeverClears(t *testing.T) {

@@ -30,14 +30,14 @@ func Sections(events []Event) (all []Section) {
 	workers, authors := map[string]*worker{}, map[string]string{}
 	for i, e := range events {
 		switch w := workers[e.Actor]; {
-		case e.Kind == KindReport && e.Name == Read:
+		case e.Name == Read:
 			workers[e.Actor] = &worker{read: e.Value, begin: i}
-		case e.Kind == KindReport && e.Name == BeforeWrite:
+		case e.Name == BeforeWrite:
 			authors[e.Value] = e.Actor // ledgers are unique: workers append their names
-		case e.Kind == KindReport && e.Name == Wrote && w != nil && len(w.open) > 0:
+		case e.Name == Wrote && w != nil && len(w.open) > 0:
 			all[w.open[0]].End = i
 			w.open = w.open[1:]
-		case e.Kind == KindDecision && e.Op == "write" && e.Accepted:
+		case e.Op == "write" && e.Accepted:
 			actor := cmp.Or(authors[e.Value], "unknown")
 			if w = workers[actor]; w == nil {
 				w = &worker{begin: i}

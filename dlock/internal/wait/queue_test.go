@@ -51,6 +51,7 @@ func TestQueues(t *testing.T) {
 
 		qs.Notify("a")
 		qs.Notify("a") // once is enough
+		qs.Notify("nobody waits")
 		require.Len(t, first.Wake, 1)
 		require.Empty(t, other.Wake)
 		qs.NotifyAll()
@@ -64,6 +65,8 @@ func TestQueues(t *testing.T) {
 
 		behind, last := joins(t.Context(), "a", time.Second), joins(t.Context(), "a", time.Second+1)
 		time.Sleep(time.Second)
+		next.Fail(failing.Add(1), no)
+		waits(behind)
 		next.Fail(failing, no)
 		require.Equal(t, no, (<-behind).err)
 		waits(last)
@@ -71,8 +74,9 @@ func TestQueues(t *testing.T) {
 		next.Fail(failing, no)
 		require.Equal(t, no, (<-last).err)
 		last = joins(t.Context(), "a", time.Second)
+		time.Sleep(time.Second - 1)
 		next.Fail(failing, no)
-		waits(last) // it has only just come
+		waits(last) // it has come since
 		next.Leave()
 		served(last).Leave()
 		other.Leave()

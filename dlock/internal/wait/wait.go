@@ -12,10 +12,8 @@ import (
 
 // For waits for d, or for the end of ctx.
 func For(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }

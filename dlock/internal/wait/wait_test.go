@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -14,12 +15,20 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// While the machine is suspended only the wall clock runs.
+// While the machine is suspended only the wall clock runs, which may also be set back.
 func TestSince(t *testing.T) {
 	then := time.Now()
-	now := then.Add(time.Second)
-	require.Equal(t, time.Second, wait.Since(then, now))
-	require.Equal(t, time.Hour, wait.Since(then, then.Round(0).Add(time.Hour)))
+	for _, c := range []struct{ monotonic, wall, want time.Duration }{
+		{time.Second, time.Second, time.Second},
+		{time.Second, time.Hour, time.Hour},
+		{time.Second, -time.Hour, time.Second},
+	} {
+		now := then.Add(c.wall)
+		*(*int64)(unsafe.Add(unsafe.Pointer(&now), 8)) += int64(c.monotonic - c.wall) // the monotonic clock's reading
+		require.Equal(t, c.monotonic, now.Sub(then))
+		require.Equal(t, c.wall, now.Round(0).Sub(then.Round(0)))
+		require.Equal(t, c.want, wait.Since(then, now))
+	}
 }
 
 func TestRetry(t *testing.T) {
@@ -63,10 +72,25 @@ func TestTurn(t *testing.T) {
 		require.Equal(t, []time.Duration{time.Second, time.Second, 2 * time.Second, 3 * time.Second}, <-slow)
 
 		no, calls := errors.New("no"), 0
-		require.ErrorIs(t, turn.Do(t.Context(), time.Second, time.Second, func(context.Context) error { calls++; return no }), no)
+		require.ErrorIs(t, turn.Do(t.Context(), time.Second, time.Hour, func(context.Context) error { calls++; return no }), no)
 		require.Equal(t, 1, calls, "an answer in time")
+		began = time.Now()
+		require.NoError(t, turn.Do(t.Context(), time.Second, time.Hour, func(ctx context.Context) error { calls++; <-ctx.Done(); return nil }))
+		require.Equal(t, 2, calls, "a success, however late")
+		require.Equal(t, time.Second, time.Since(began), "the limit is as before")
+		ctx, cancel := context.WithCancel(t.Context())
+		require.ErrorIs(t, turn.Do(ctx, time.Second, time.Hour, func(ctx context.Context) error {
+			<-ctx.Done()
+			cancel()
+			calls++
+			return ctx.Err()
+		}), context.DeadlineExceeded)
+		require.Equal(t, 3, calls, "not again after the end of ctx")
+		var call context.Context
+		require.NoError(t, turn.Do(t.Context(), time.Second, time.Hour, func(ctx context.Context) error { call = ctx; return nil }))
+		require.Error(t, call.Err(), "nothing is left of it")
 		<-turn
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, no)
+		ctx, cancel = context.WithTimeoutCause(t.Context(), time.Second, no)
 		defer cancel()
 		require.ErrorIs(t, turn.Do(ctx, time.Hour, time.Hour, nil), no, "another's turn")
 	})
@@ -100,9 +124,32 @@ func TestTurnOfMany(t *testing.T) {
 	})
 }
 
+// watched is a context that counts who waits for its end.
+type watched struct {
+	context.Context
+	done chan struct{}
+	by   *int
+}
+
+func (c watched) Done() <-chan struct{} { return c.done }
+
+func (c watched) AfterFunc(func()) (stop func() bool) {
+	*c.by++
+	return func() bool {
+		*c.by--
+		return true
+	}
+}
+
 func TestBoth(t *testing.T) {
 	open, end := context.WithCancelCause(t.Context())
-	both, stop := wait.Both(t.Context(), open)
+	watched := watched{open, make(chan struct{}), new(int)}
+	both, stop := wait.Both(t.Context(), watched)
+	require.Equal(t, 1, *watched.by)
+	stop()
+	require.Error(t, both.Err())
+	require.Zero(t, *watched.by)
+	both, stop = wait.Both(t.Context(), open)
 	defer stop()
 	end(dlock.ErrClosed)
 	<-both.Done()
@@ -136,4 +183,5 @@ func TestFailed(t *testing.T) {
 	} {
 		require.EqualError(t, wait.Failed(c.ctx, "mine", c.err), c.want)
 	}
+	require.NoError(t, wait.Failed(ended(no), "mine", nil))
 }
