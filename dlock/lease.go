@@ -276,7 +276,7 @@ func (ls *lease) handle(ctx context.Context) *Handle {
 // reenter reports whether c's critical section is under way, and returns another handle on it if the Locker is reentrant.
 func (c *leaseContext) reenter(ctx context.Context) (h *Handle, held bool) {
 	ls := c.ls
-	_ = ls.ended()
+	_ = ls.ended() // it may have run out unnoticed
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	held = ls.over == nil && ls.holds > 0 && ls.sections == c.section
