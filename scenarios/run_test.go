@@ -309,6 +309,44 @@ func TestRunInterrupted(t *testing.T) {
 	}
 }
 
+// The signal is raised again, which may end the process, only when all runs have cleaned up.
+func TestRunsInterrupted(t *testing.T) {
+	raised := make(chan os.Signal, 3)
+	signal.Notify(raised, syscall.SIGTERM)
+	defer signal.Stop(raised)
+	redis := sharedRedis(t)
+	begun, first, second := make(chan bool), make(chan error, 1), make(chan error, 1)
+	run := func(ended chan error, forget func(context.Context, string) error) {
+		r := onRedis(redis)
+		r.Service.Forget = forget
+		r.Service.Fault = func(ctx context.Context, _ scenarios.Step) error {
+			begun <- true
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		_, err := r.Run(t.Context(), schedule(t, "jump redis 1s, run A until done"), history.FencingOn)
+		ended <- err
+	}
+	early := 0
+	go run(first, nil)
+	go run(second, func(context.Context, string) error {
+		err := <-first
+		_, begun := onRedis(redis).Run(t.Context(), schedule(t, "run A until done"), history.FencingOn)
+		early = len(raised)
+		return errors.Join(err, begun)
+	})
+	<-begun
+	<-begun
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	require.Equal(t, syscall.SIGTERM, <-raised)
+	require.Equal(t, 3, strings.Count((<-second).Error(), "interrupted"), "both runs, and one that would begin meanwhile")
+	require.Zero(t, early, "the signal was raised while a run was still cleaning up")
+	require.Equal(t, syscall.SIGTERM, <-raised)
+	require.Empty(t, raised)
+	_, err := onRedis(redis).Run(t.Context(), schedule(t, "run A until done"), history.FencingOn)
+	require.NoError(t, err, "a later run")
+}
+
 func TestRunLeavesNothing(t *testing.T) {
 	redis := sharedRedis(t)
 	for _, name := range []string{"WriteDelayedInNetwork", "ResourceCrash"} {
