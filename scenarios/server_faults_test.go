@@ -81,6 +81,15 @@ func TestLeaderOfEachRun(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, svc.Fault(ctx, restart))
 	}
+
+	// Each undo goes to the server that its own fault has hit.
+	leader := func(verb string) error { return svc.Fault(ctx, scenarios.Step{Verb: verb, Target: scenarios.Leader}) }
+	_, err := all.Servers[0].Cluster.Leader(ctx)
+	require.NoError(t, err)
+	for _, verb := range []string{"pause", "kill", "restart", "resume"} {
+		require.NoError(t, leader(verb), verb)
+	}
+	require.ErrorContains(t, leader("resume"), "there is no fault for resume to undo")
 }
 
 // The undo continues after errors.

@@ -32,7 +32,7 @@ func (s ServerSet) On() *Service {
 	if n := len(s.Servers); n > 1 {
 		svc.Server = fmt.Sprintf("%d × %s", n, svc.Server)
 	}
-	svc.Fault = (&faultInjector{ServerSet: s, undo: map[string]faults.Heal{}}).step
+	svc.Fault = (&faultInjector{ServerSet: s, leaders: map[string]string{}, undo: map[string]faults.Heal{}}).step
 	return svc
 }
 
@@ -47,17 +47,17 @@ func (s ServerSet) Close() error {
 
 type faultInjector struct {
 	ServerSet
-	leader string // the server hit by the last fault of Leader
-	undo   map[string]faults.Heal
+	leaders map[string]string // by undo: the server that the last such fault of Leader hit
+	undo    map[string]faults.Heal
 }
 
 func (f *faultInjector) step(ctx context.Context, st Step) error {
 	name := st.Target
 	if name == Leader {
-		if err := f.findLeader(ctx, st); err != nil {
+		var err error
+		if name, err = f.findLeader(ctx, st); err != nil {
 			return err
 		}
-		name = f.leader
 	}
 	var errs []error
 	var begun []*testbed.Server
@@ -94,18 +94,19 @@ func (f *faultInjector) undoAll(ctx context.Context, servers []*testbed.Server, 
 }
 
 // findLeader finds the leader for each fault: several runs may use the service. An undo goes to the server that was hit.
-func (f *faultInjector) findLeader(ctx context.Context, st Step) error {
-	switch {
-	case undone(st.Verb) != nil && f.leader == "":
-		return fmt.Errorf("there is no fault for %s to undo", st.Verb)
-	case undone(st.Verb) != nil:
-		return nil
+func (f *faultInjector) findLeader(ctx context.Context, st Step) (name string, err error) {
+	if undone(st.Verb) != nil {
+		if name = f.leaders[st.Verb]; name == "" {
+			return "", fmt.Errorf("there is no fault for %s to undo", st.Verb)
+		}
+		return name, nil
 	}
 	s, err := f.Servers[0].Cluster.Leader(ctx)
-	if err == nil {
-		f.leader = s.Name
+	if err != nil {
+		return "", err
 	}
-	return err
+	f.leaders[fault(st.Verb).Undo] = s.Name
+	return s.Name, nil
 }
 
 func (f *faultInjector) apply(ctx context.Context, s *testbed.Server, st Step) error {
