@@ -218,7 +218,7 @@ func TestOwnStoreIsBack(t *testing.T) {
 	store.Kill = func(ctx context.Context) error {
 		err := kill(ctx)
 		cancel(errEnough)
-		return err
+		return errors.Join(err, context.Cause(ctx)) // it has died, but the kill isn't confirmed
 	}
 	store.Restart = func(ctx context.Context) error {
 		if ctx.Err() != nil {

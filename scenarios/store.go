@@ -183,11 +183,8 @@ func (t *storeTarget) kill(ctx context.Context) error {
 		return err
 	}
 	t.refused = 0
-	if err := t.Kill(ctx); err != nil {
-		return err
-	}
-	t.down = true
-	return nil
+	t.down = true // perhaps even if Kill fails
+	return t.Kill(ctx)
 }
 
 // restart takes the record as it is: what a crash undid is no decision.
