@@ -261,6 +261,20 @@ func TestJudge(t *testing.T) {
 			events[7].Name = history.Released
 			return slices.Delete(slices.Delete(events, 17, 20), 14, 16)
 		}},
+		{"safe-late-write-refused", "its entry is accepted under another's token", func(events []history.Event) []history.Event {
+			i := slices.IndexFunc(events, func(e history.Event) bool { return e.Op == "write" && e.Accepted })
+			again := events[i]
+			again.Value, again.Seq, again.Seen, again.SeenSeq = history.Append(again.Value, "A"), again.Seq+1, again.Token, again.Seq
+			for j := i + 1; j < len(events); j++ {
+				if e := &events[j]; e.Seen == again.Token {
+					e.SeenSeq = again.Seq
+				}
+				if e := &events[j]; e.Kind == history.KindFinal {
+					e.Value = again.Value
+				}
+			}
+			return slices.Insert(events, i+1, again)
+		}},
 		{"safe-late-write-refused", "a decision by a worker", change("resource", "", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a fault by a worker", change("controller", "pause", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a final by the resource", func(events []history.Event) []history.Event {
