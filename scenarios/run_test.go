@@ -411,6 +411,11 @@ func TestRunRefuses(t *testing.T) {
 	_, err = onRedis(sharedRedis(t)).Run(t.Context(), schedule(t, "pause redis9, run A until done, resume redis9"), history.FencingOn)
 	require.ErrorContains(t, err, "scenarios: Test.txt:3: step 1, pause redis9: ")
 	require.ErrorContains(t, err, `has no server "redis9"`)
+	for _, who := range []string{scenarios.Leader, scenarios.LockService} { // a link is to one server: nothing would be cut
+		_, err = onRedis(sharedRedis(t)).Run(t.Context(), schedule(t, "run A until read, cut A from "+who+", run A until done"), history.FencingOn)
+		require.ErrorContains(t, err, fmt.Sprintf("step 2, cut A from %s: ", who))
+		require.ErrorContains(t, err, fmt.Sprintf("has no server %q", who))
+	}
 }
 
 func TestHazardDoesNotBite(t *testing.T) {

@@ -83,12 +83,12 @@ func (s *Service) check(sc *Scenario, f history.Fencing) error {
 			return fmt.Errorf("scenarios: %s: step %d, %s: %s has no Nodes to be cut off from: %w",
 				sc.where(st.line), i+1, st, cmp.Or(s.Server, s.Lock), errors.ErrUnsupported)
 		}
-		names := st.From
-		if sc.kind(st.Target) == ofServer {
+		names := st.From // one by one: a link is to one server
+		if sc.kind(st.Target) == ofServer && st.Target != Leader && st.Target != LockService {
 			names = []string{st.Target}
 		}
 		for _, name := range names {
-			if name != Leader && name != LockService && !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == name }) {
+			if !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == name }) {
 				return fmt.Errorf("scenarios: %s: step %d, %s: %s has no server %q", sc.where(st.line), i+1, st, s.Server, name)
 			}
 		}
