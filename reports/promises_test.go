@@ -20,6 +20,8 @@ import (
 // notes are the page's comments on each broken promise: whether it was ever promised, and where it is known.
 var notes = map[string]map[string]string{
 	"rueidislock": {
+		"ServerErrors": "the release returns nothing and isn't repeated, so the lock stays held for the rest of its lease; `WithContext` tries again only " +
+			"once Redis says that the lock has changed. No report known",
 		"LeaseLasts": "its README: the context is \"canceled automatically and immediately once the `KeyMajority` is not held anymore\". An extension " +
 			"without a reply is waited for until the end that it would have set",
 		"ClockSkew": "never promised: its README documents `SET NX PXAT`, and so a time of the client's clock. `FallbackSETPX` acquires with `PX`; " +
@@ -40,7 +42,6 @@ var notes = map[string]map[string]string{
 	"redsync-5": {"DataLoss": nodeForgets},
 	"redlock":   {"DataLoss": nodeForgets},
 	"consul-api": {
-		"WaiterServed":    "the waiter's request has no time limit, so a silent connection isn't given up",
 		"LeaseRenewed":    "for the same reason",
 		"LeaseLasts":      "[hashicorp/consul#18271](https://github.com/hashicorp/consul/issues/18271), open",
 		"KeysIndependent": "a path with `//` is redirected to one with `/`: [hashicorp/consul#15933](https://github.com/hashicorp/consul/issues/15933), open",
@@ -66,8 +67,6 @@ var notes = map[string]map[string]string{
 			"defaults, 22 s after the last renewal of a lease of 15 s (17 s with the `Timeout` that `NewFromKubeconfig` sets). " +
 			"[kubernetes#139991](https://github.com/kubernetes/kubernetes/pull/139991), open, is about the same order",
 		"OddTTLs": "the record holds whole seconds, rounded down, and others go by the record. No report known",
-		"EveryMessage": "a release that meets another error than a conflict is logged and not repeated (`tryRelease`): the lock stays held for the rest of " +
-			"its lease. No report known",
 	},
 }
 
