@@ -302,7 +302,7 @@ func TestShareAfterAPanic(t *testing.T) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
 		var waiters []chan section
 		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
-			waiters = queue(l, t.Context(), 2)
+			waiters = queue(l, t.Context(), 2) //nolint:contextcheck // others' calls
 			f.set(func() { f.acquire = nil })
 			panic("a backend's")
 		}

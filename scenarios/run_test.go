@@ -329,9 +329,9 @@ func TestRunsInterrupted(t *testing.T) {
 	}
 	early := 0
 	go run(first, nil)
-	go run(second, func(context.Context, string) error {
+	go run(second, func(ctx context.Context, _ string) error {
 		err := <-first
-		_, begun := onRedis(redis).Run(t.Context(), schedule(t, "run A until done"), history.FencingOn)
+		_, begun := onRedis(redis).Run(ctx, schedule(t, "run A until done"), history.FencingOn)
 		early = len(raised)
 		return errors.Join(err, begun)
 	})
