@@ -92,7 +92,9 @@ func TestSuspendedMachine(t *testing.T) {
 			h, err := l.Acquire(was, "k")
 			require.NoError(t, err, "a new lease")
 			suspend(h, ttl)
+			began := time.Now()
 			require.ErrorIs(t, h.Renew(t.Context()), ErrLost)
+			require.Zero(t, time.Since(began), "nothing is sent")
 		})
 	})
 	t.Run("the wall clock is set back", func(t *testing.T) {

@@ -314,9 +314,7 @@ func (ls *lease) retire() bool {
 	ls.heldToEnd = ls.end(ErrReleased)
 	mine := ls.heldToEnd
 	ls.mu.Unlock()
-	if ls.l.o.Share.Sections > 0 {
-		ls.l.shared.ended(ls.g.Key, ls)
-	}
+	ls.l.shared.ended(ls.g.Key, ls)
 	return mine
 }
 
@@ -470,12 +468,9 @@ func (ls *lease) unanswered(ctx context.Context, err error) error {
 func (ls *lease) keepAlive() {
 	every := ls.l.o.Renew.Every
 	tick := time.NewTicker(every)
-	defer tick.Stop()
 	var check <-chan time.Time
 	if every > recheck {
-		checks := time.NewTicker(recheck)
-		defer checks.Stop()
-		check = checks.C
+		check = time.Tick(recheck)
 	}
 	var err error
 	for {
@@ -540,7 +535,6 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 		err = try()
 	}
 	switch {
-	case err == nil:
 	case ls.l.open.Err() != nil && errors.Is(err, ErrClosed): // the lease expires by itself
 		err = ls.unanswered(ctx, err)
 	case unknown(ctx, err):

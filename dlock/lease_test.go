@@ -271,6 +271,19 @@ func TestRenewFails(t *testing.T) {
 		<-h.Context().Done()
 		require.Equal(t, 3, f.count("renew"))
 	})
+	faked(t, func(t *testing.T, f *fake) { // each may take a third of the time left
+		var limits []time.Duration
+		f.renew = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+			end, _ := ctx.Deadline()
+			limits = append(limits, time.Until(end))
+			return errNetwork
+		}
+		h, _ := holdWith(t, f, &dlock.Options{TTL: 30 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour}})
+		<-h.Context().Done()
+		synctest.Wait()
+		require.Equal(t, (limit(30*time.Second)-time.Second)/3, limits[0])
+		require.Equal(t, time.Second, limits[len(limits)-1])
+	})
 }
 
 // Replies take longer than the time between two renewals.
@@ -554,9 +567,12 @@ func TestSilence(t *testing.T) {
 		h := acquire(t, l, t.Context(), "k")
 		require.ErrorIs(t, h.Renew(ctx), dlock.ErrLost)
 		require.Equal(t, h.Until(), time.Now())
-		require.ErrorIs(t, h.Release(ctx), context.DeadlineExceeded, "it may have been released before")
+		err := h.Release(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded, "it may have been released before")
+		require.NotErrorIs(t, err, dlock.ErrClosed)
 		require.Equal(t, h.Until().Add(time.Second), time.Now())
 
+		lost := acquire(t, l, t.Context(), "k6")
 		h = acquire(t, l, t.Context(), "k4")
 		minute, done := context.WithTimeout(ctx, time.Minute)
 		defer done()
@@ -564,26 +580,52 @@ func TestSilence(t *testing.T) {
 		require.Equal(t, time.Minute, time.Since(h.AcquiredAt()), "as long as the caller wants")
 
 		renewed, released := acquire(t, l, t.Context(), "k1"), acquire(t, l, t.Context(), "k2")
-		another := acquire(t, l, t.Context(), "k3")
+		another, brief := acquire(t, l, t.Context(), "k3"), acquire(t, l, t.Context(), "k5")
 		began := time.Now()
-		ends := make(chan error, 3)
+		ends, hurried, late := make(chan error, 3), make(chan error, 1), make(chan error, 1)
 		go func() { ends <- renewed.Renew(ctx) }()
 		synctest.Wait()
 		long, cancel := context.WithTimeout(ctx, time.Hour)
 		defer cancel()
 		go func() { ends <- released.Release(long) }()
 		go func() { ends <- another.Release(ctx) }()
+		hurry, cancel := context.WithTimeout(ctx, time.Second/2)
+		defer cancel()
+		go func() { hurried <- brief.Release(hurry) }()
+		go func() { late <- lost.Release(long) }()
 		synctest.Wait()
 		closed := make(chan error, 1)
 		go func() { closed <- l.Close() }()
 		require.ErrorIs(t, <-ends, dlock.ErrClosed)
 		require.Zero(t, time.Since(began), "a renewal")
+		require.ErrorIs(t, <-hurried, context.DeadlineExceeded)
+		require.Equal(t, time.Second/2, time.Since(began), "a release whose context ends")
 		for range 2 {
 			require.ErrorIs(t, <-ends, dlock.ErrClosed)
 			require.Equal(t, time.Second, time.Since(began), "a release")
 		}
+		err = <-late
+		require.ErrorIs(t, err, dlock.ErrClosed)
+		require.ErrorIs(t, err, dlock.ErrLost)
 		require.NoError(t, <-closed)
-		require.Equal(t, time.Second, time.Since(began), "Close")
+		require.Equal(t, 3*time.Second/2, time.Since(began), "Close, which also undoes what the hurried release may have left")
+	})
+}
+
+// Close has ended the call's context, but the backend says that it has released.
+func TestReleaseAnsweredAfterClose(t *testing.T) {
+	faked(t, func(t *testing.T, f *fake) {
+		f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+			<-ctx.Done()
+			return nil
+		}
+		l := newLocker(t, f, nil)
+		h := acquire(t, l, t.Context(), "k")
+		released := make(chan error, 1)
+		go func() { released <- h.Release(context.Background()) }()
+		synctest.Wait()
+		require.NoError(t, l.Close())
+		require.NoError(t, <-released)
 	})
 }
 

@@ -145,7 +145,6 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 		stop()
 		why := h.ended()
 		rerr := h.Release(ctx)
-		cancel(ErrReleased)
 		if err != nil && rerr == nil && errors.Is(why, ErrLost) && !errors.Is(err, ErrLost) { // err may be just fctx's end
 			rerr = why
 		}

@@ -371,16 +371,21 @@ func TestShareOldLease(t *testing.T) {
 				require.Equal(t, 10*time.Millisecond, time.Since(began))
 				return
 			}
+			other := newLocker(t, f.Client(), nil)
 			f.set(func() {
 				f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-					time.Sleep(time.Second / 2)
-					return next(ctx, g)
+					f.set(func() { f.release = nil })
+					time.Sleep(time.Second / 4)
+					err := next(ctx, g)
+					h, _ := other.TryAcquire(t.Context(), "k") // before those that wait
+					time.AfterFunc(time.Second/4, func() { _ = h.Release(context.Background()) })
+					return err
 				}
 			})
 			for i, w := range queue(l, t.Context(), 3) {
 				h := won(t, w)
 				require.Equal(t, time.Second/2, time.Since(began), "the old lease is released, and not waited out")
-				require.Equal(t, pair(2, uint64(i+1)), pair(h.Next()))
+				require.Equal(t, pair(3, uint64(i+1)), pair(h.Next()))
 				require.NoError(t, h.Release(t.Context()))
 			}
 		})
@@ -525,7 +530,9 @@ func TestShareClose(t *testing.T) {
 		held := acquire(t, l, t.Context(), "k")
 		waiter := queue(l, t.Context(), 1)[0]
 		require.False(t, f.free(t, "kept"))
+		began := time.Now()
 		require.NoError(t, l.Close())
+		require.Zero(t, time.Since(began))
 		require.True(t, f.free(t, "kept"), "nobody holds it")
 		require.False(t, f.free(t, "k"))
 		require.ErrorIs(t, (<-waiter).err, dlock.ErrClosed)
@@ -653,10 +660,12 @@ func TestShareAfterADeadline(t *testing.T) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute}))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second+time.Millisecond)
 		defer cancel()
-		first := acquiring(l, late{ctx, time.Now().Add(time.Second)}, "k")
+		began := time.Now()
+		first := acquiring(l, late{ctx, began.Add(time.Second)}, "k")
 		synctest.Wait()
 		second := acquiring(l, t.Context(), "k")
 		require.ErrorIs(t, <-first, context.DeadlineExceeded)
+		require.Equal(t, time.Second+time.Millisecond, time.Since(began))
 		require.NoError(t, <-second, "it has no deadline")
 
 		asked = false

@@ -281,6 +281,12 @@ var broken = []struct {
 			return b.Backend.Acquire(ctx, r)
 		}
 	}, []string{"WaiterCancelled"}, nil},
+	{"says that a free key is held", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			r.NoteHeld()
+			return b.Backend.Acquire(ctx, r)
+		}
+	}, []string{"WaiterCancelled"}, nil},
 	{"release frees what its client holds", func(b *breaker) {
 		mine := map[string]string{}
 		b.granted = func(g *dlock.Grant) {

@@ -325,10 +325,12 @@ func waiterCancelled(e *env) {
 	_, err = b.TryAcquire(ended, request(key, long))
 	assert.ErrorIs(e, err, why, "TryAcquire of a free key with a ctx that has ended")
 
-	g := e.take(a, key, long)
+	r, held := request(key, long), make(chan struct{})
+	r.OnHeld = func() { assert.Fail(e, "Acquire of a free key called NoteHeld") }
+	g := e.won(e.acquiring(e.ctx, a, r)).g
 	ctx, cancel := context.WithCancelCause(e.ctx)
 	defer cancel(nil)
-	r, held := request(key, long), make(chan struct{})
+	r = request(key, long)
 	r.OnHeld = sync.OnceFunc(func() { close(held) })
 	gone := e.acquiring(ctx, b, r)
 	select {

@@ -198,8 +198,8 @@ func (r *replay) report(e *history.Event, p *point, token int) (ok bool, wanted 
 		return true, func(s *Step) bool {
 			return does(Acquire)(s) && (s.Fence.Token == token || e.Token == 0 && r.Fencing == history.FencingOff)
 		}
-	case history.Released: // a late holder may find the lock free, too
-		return p.Holder == 0 || p.Holder == w.Grant, does(Release)
+	case history.Released: // of its own lock, whose lease may have expired just before
+		return p.Holder == 0, does(Release)
 	case history.ReleaseLost:
 		return p.Holder != w.Grant, does(Release)
 	case history.ReleaseForeign:

@@ -324,7 +324,8 @@ func TestShortHistories(t *testing.T) {
 		tell("B", history.Wrote, 2, "b\n"), decide("read", "b\n"), tell("A", history.Read, 1, "b\n"), decide("write", "b\na\n"), tell("A", history.Wrote, 1, "b\na\n")))
 	require.NoError(t, err)
 	require.Equal(t, Overtaken, broken)
-	_, err = Config{}.Replay(append(start, tell("A", history.Acquired, 0, ""), tell("B", history.Acquired, 0, "")))
+	_, err = Config{}.Replay(append(start, tell("A", history.Acquired, 0, ""), tell("A", history.Checked, 0, ""), tell("B", history.Acquired, 0, ""),
+		tell("A", history.Lost, 0, ""), tell("A", history.LostLease, 0, ""), tell("B", history.ReleaseGap, 0, "")))
 	require.NoError(t, err, "a lock without tokens")
 	_, err = Config{ForgetFence: true}.Replay(read(t, "../../testdata/histories/safe-holder-killed.jsonl"))
 	require.NoError(t, err, "a worker's death is no crash of the store")
