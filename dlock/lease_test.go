@@ -612,21 +612,27 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// Close has ended the call's context, but the backend says that it has released.
+// While Close waits, or after it has ended the call's context, which the backend ignores.
 func TestReleaseAnsweredAfterClose(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
-			<-ctx.Done()
-			return nil
-		}
-		l := newLocker(t, f, nil)
-		h := acquire(t, l, t.Context(), "k")
-		released := make(chan error, 1)
-		go func() { released <- h.Release(context.Background()) }()
-		synctest.Wait()
-		require.NoError(t, l.Close())
-		require.NoError(t, <-released)
-	})
+	for reply, cancellable := range map[time.Duration]bool{time.Second / 2: true, 2 * time.Second: false} {
+		faked(t, func(t *testing.T, f *fake) {
+			f.release = func(context.Context, dlock.Grant, grantFunc) error {
+				time.Sleep(reply)
+				return nil
+			}
+			ctx := context.Background()
+			if cancellable {
+				ctx = t.Context()
+			}
+			l := newLocker(t, f, nil)
+			h := acquire(t, l, t.Context(), "k")
+			released := make(chan error, 1)
+			go func() { released <- h.Release(ctx) }()
+			synctest.Wait()
+			require.NoError(t, l.Close())
+			require.NoError(t, <-released)
+		})
+	}
 }
 
 // A renewal that Close ends is not logged.

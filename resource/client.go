@@ -229,7 +229,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	}
 	err = fmt.Errorf("%s: %s", resp.Status, p.Error)
 	switch {
-	case resp.StatusCode == http.StatusBadRequest && p.Jump:
+	case p.Jump:
 		err = fmt.Errorf("%w: %w", ErrJump, err)
 	case resp.StatusCode == http.StatusRequestEntityTooLarge:
 		err = fmt.Errorf("%w: %w", ErrTooLarge, err)

@@ -405,6 +405,12 @@ func TestClientContext(t *testing.T) {
 		err := c.Write(ctx, "k", five, nil)
 		require.ErrorIs(t, err, cause)
 		require.EqualError(t, err, want)
+		ctx, cancel = context.WithCancelCause(t.Context())
+		require.EqualError(t, c.WriteUnfenced(ctx, "k", nil), want)
+		ctx, cancel = context.WithCancelCause(t.Context())
+		_, err = c.Read(ctx, "k")
+		require.ErrorIs(t, err, cause)
+		require.NotContains(t, err.Error(), "take effect", "a read without a fence")
 	}
 }
 

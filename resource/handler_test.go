@@ -66,6 +66,7 @@ func TestHandler(t *testing.T) {
 		{"GET", "/r/k", "", []string{"X-Fence-Token: 7", "X-Fence-Seq: 1"}, 409, `{"error":"stale fencing token","seen":7,"got":7,"seen_seq":2,"got_seq":1,"applied":false}`, "X-Fence-Seen: 7.2"},
 		{"GET", "/r/k", "", []string{"Accept: application/octet-stream"}, 200, `<two>`, "Content-Type: application/octet-stream"},
 		{"GET", "/r/k", "", []string{"Accept: text/html, Application/Octet-Stream;q=0.9"}, 200, `<two>`, "Content-Length: 5"},
+		{"GET", "/r/k", "", []string{"Accept: text/html"}, 200, `{"key":"k","value":"<two>","max_fence":7}`, "Content-Type: application/json"},
 		{"PUT", "/r/k", "\xff\x00", []string{"X-Fence-Token: 8"}, 200, `{"key":"k","max_fence":8}`, ""},
 		{"GET", "/r/k", "", nil, 200, `{"key":"k","value_base64":"/wA=","max_fence":8}`, "Content-Type: application/json"},
 		{"GET", "/r/new", "", []string{"X-Fence-Token: 3"}, 200, `{"key":"new","value":"","max_fence":3}`, "X-Fence-Written: false"},

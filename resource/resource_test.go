@@ -24,6 +24,7 @@ func TestFenceOrder(t *testing.T) {
 }
 
 func TestParseFence(t *testing.T) {
+	require.Equal(t, resource.Fence{Token: 7, Seq: 2}, resource.NewFence(7, 2))
 	for s, want := range map[string]resource.Fence{
 		"7": {7, 1}, "7.0": {7, 0}, "7.2": {7, 2}, "0.0": {}, "18446744073709551615.18446744073709551615": {math.MaxUint64, math.MaxUint64},
 	} {
