@@ -270,6 +270,12 @@ func TestMendEndsAll(t *testing.T) {
 	s.Variant = variantFirst
 	_, err := r.Run(t.Context(), s, history.FencingOn)
 	require.NoError(t, err)
+
+	// It ends no fault of a worker whose lock doesn't use the links.
+	r.Service.Env = []string{envRedis + "=" + r.Service.Nodes[0].Addr}
+	s.Variant = variantElsewhere
+	_, err = r.Run(t.Context(), s, history.FencingOn)
+	require.ErrorContains(t, err, "A was never cut off: it used the lock through none of its links; does Open connect to LockSpec.Addrs?")
 }
 
 func TestRunInterrupted(t *testing.T) {

@@ -362,6 +362,11 @@ func (r *run) finish(ctx context.Context) error {
 	if err := r.resource.end(ctx); err != nil {
 		return err
 	}
+	for _, name := range r.s.workers() {
+		if w := r.workers[name]; w.bypasses() {
+			return fmt.Errorf("%s was never cut off: it used the lock through none of its links; does Open connect to LockSpec.Addrs?", name)
+		}
+	}
 	for _, why := range tooEarly(r.s, r.events) {
 		r.add(history.Event{Kind: history.KindDoubt, Detail: why})
 	}

@@ -70,6 +70,16 @@ func (r *run) start(name string, w *worker) (err error) {
 	return err
 }
 
+// bypasses reports whether w, which was granted the lock, has links to the servers and used none.
+func (w *worker) bypasses() bool {
+	for _, link := range w.toLock {
+		if link.Messages() > 0 {
+			return false
+		}
+	}
+	return w.toLock != nil
+}
+
 func (w *worker) close() error {
 	var errs []error
 	if w.process != nil {
