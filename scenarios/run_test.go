@@ -122,13 +122,13 @@ func TestRunFails(t *testing.T) {
 			last: "run Test, fencing on",
 		},
 		"a report that never comes, while another is frozen": {
-			steps: "worker A victim, run A until read, pause A, run B until lost, resume A, run A until done, run B until done",
-			want:  `step 3, run B until lost: B was done without reporting "lost"`,
+			steps: "worker A victim, run A until read, pause A, run B until read-stale, resume A, run A until done, run B until done",
+			want:  `step 3, run B until read-stale: B was done without reporting "read-stale"`,
 			last:  "B done",
 		},
 		"a report that never comes, while a write is held": {
-			steps: "worker A victim no-renew, run A until before-write, hold A, run A until sent, run B until lost, deliver A, run A until done, run B until done",
-			want:  `step 4, run B until lost: B was done without reporting "lost"`,
+			steps: "worker A victim no-renew, run A until before-write, hold A, run A until sent, run B until read-stale, deliver A, run A until done, run B until done",
+			want:  `step 4, run B until read-stale: B was done without reporting "read-stale"`,
 			last:  "B done",
 		},
 		"a dead resource": {
@@ -232,7 +232,7 @@ func TestRunUndoes(t *testing.T) {
 		fails       string
 		want        []string
 	}{
-		{"pause redis, jump redis 5s, run A until lost, resume redis, run A until done", false, "", []string{"pause redis", "jump redis 5s", "resume redis"}},
+		{"pause redis, jump redis 5s, run A until read-stale, resume redis, run A until done", false, "", []string{"pause redis", "jump redis 5s", "resume redis"}},
 		{"pause redis, run A until done, resume redis", true, "", []string{"pause redis", "resume redis"}},
 		{"run A until done, kill redis", false, "", []string{"kill redis", "restart redis"}},
 		{"jump redis 1s, pause redis, run A until done, resume redis", false, "", []string{"jump redis 1s", "pause redis", "resume redis"}},

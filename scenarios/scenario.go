@@ -284,7 +284,7 @@ func (c *checker) step(st Step) error {
 	case st.Verb != verbRun && !slices.Contains(verbs(on), st.Verb):
 		return fmt.Errorf("%s doesn't apply to %v; these do: %s", st.Verb, on, strings.Join(verbs(on), ", "))
 	case st.Verb == "jump" && !isDuration(st.Detail):
-		return errors.New("it needs a duration, such as 11m or -11m")
+		return errors.New("it needs a duration other than 0, such as 11m or -11m")
 	case c.done[st.Target]:
 		return errors.New("the worker has finished by then; remove the step, or move it up")
 	}
@@ -353,7 +353,8 @@ func (c *checker) run(st Step) error {
 	}
 	w := c.scenario.Workers[st.Target]
 	option := map[string]string{
-		history.Held: "try", history.Checked: "check", history.LostLease: "check", history.ReleaseGap: "get-then-del",
+		history.Held: "try", history.Checked: "check", history.LostLease: "check", history.Lost: "outlive",
+		history.ReleaseGap: "get-then-del",
 	}[st.Until]
 	if set := w.flags()[option]; set != nil && !*set {
 		return fmt.Errorf("the worker never reports that; add %q to its line: worker %s %[1]s", option, st.Target)
@@ -362,8 +363,8 @@ func (c *checker) run(st Step) error {
 }
 
 func isDuration(s string) bool {
-	_, err := time.ParseDuration(s)
-	return err == nil
+	d, err := time.ParseDuration(s)
+	return err == nil && d != 0
 }
 
 func (c *checker) fault(st Step, f history.Fault) error {

@@ -100,7 +100,7 @@ nothing
 	require.Equal(t, map[string]string{"off": "run ShortNap, fencing off\n", "on": "", "unfenced": "nothing\n"}, got.Traces)
 
 	require.True(t, got.Faulty(), "a server's clock jumps")
-	windows, err := scenarios.Load(fstest.MapFS{"ShortNap.txt": {Data: []byte(strings.ReplaceAll(nap, "\n", "\r\n"))}})
+	windows, err := scenarios.Load(fstest.MapFS{"ShortNap.txt": {Data: []byte("\ufeff" + strings.ReplaceAll(nap, "\n", "\r\n"))}})
 	require.NoError(t, err)
 	require.Equal(t, all, windows)
 
@@ -187,7 +187,9 @@ func TestParse(t *testing.T) {
 		"worker A check, run A until held, run A until checked, run A until done": `Test.txt:4: run A until held: the worker never reports that; add "try" to its line: worker A try`,
 		"run A until release-gap, run A until done":                               `Test.txt:3: run A until release-gap: the worker never reports that; add "get-then-del" to its line`,
 		"run A until lost-lease, run A until done":                                `Test.txt:3: run A until lost-lease: the worker never reports that; add "check" to its line`,
-		"jump redis, run A until done":                                            "Test.txt:3: jump redis: it needs a duration, such as 11m",
+		"run A until lost, run A until done":                                      `Test.txt:3: run A until lost: the worker never reports that; add "outlive" to its line: worker A outlive`,
+		"jump redis, run A until done":                                            "Test.txt:3: jump redis: it needs a duration other than 0, such as 11m",
+		"jump redis 0s, run A until done":                                         "Test.txt:3: jump redis 0s: it needs a duration other than 0",
 
 		"kill leader, kill leader, run A until done": "Test.txt:4: kill leader: there is no restart leader before this step; add one",
 		"pause redis, pause redis, run A until done": "Test.txt:4: pause redis: there is no resume redis before",
