@@ -238,6 +238,7 @@ func (ls *lease) confirm() {
 		}
 		ls.l.log.Warn("dlock: could not confirm a lease; trying again until it runs out", "key", ls.g.Key, "fence", ls.g.Fence, "err", err)
 		select {
+		case <-ls.ctx.Done():
 		case <-ls.l.open.Done():
 			return
 		case <-time.After(max(left/8, time.Millisecond)):
