@@ -397,18 +397,20 @@ func TestClientContext(t *testing.T) {
 		errors.New("canceled"): `resource: PUT "k": the lease is lost: Put "http://h/r/k": canceled`,
 		cause:                  `resource: PUT "k": Put "http://h/r/k": the lease is lost (the operation may still take effect)`,
 	} {
-		ctx, cancel := context.WithCancelCause(t.Context())
 		c := newClient(t, "http://h", &resource.ClientOptions{HTTPClient: &http.Client{Transport: roundTrip(func() error {
-			cancel(cause)
+			end()
 			return said
 		})}})
-		err := c.Write(ctx, "k", five, nil)
+		ending := func() context.Context {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			end = func() { cancel(cause) }
+			return ctx
+		}
+		err := c.Write(ending(), "k", five, nil)
 		require.ErrorIs(t, err, cause)
 		require.EqualError(t, err, want)
-		ctx, cancel = context.WithCancelCause(t.Context())
-		require.EqualError(t, c.WriteUnfenced(ctx, "k", nil), want)
-		ctx, cancel = context.WithCancelCause(t.Context())
-		_, err = c.Read(ctx, "k")
+		require.EqualError(t, c.WriteUnfenced(ending(), "k", nil), want)
+		_, err = c.Read(ending(), "k")
 		require.ErrorIs(t, err, cause)
 		require.NotContains(t, err.Error(), "take effect", "a read without a fence")
 	}
