@@ -123,6 +123,7 @@ func TestLate(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	require.Equal(t, context.Canceled, calls.Late(ctx, context.Canceled), "of another context")
+	require.NoError(t, calls.Late(ctx, nil))
 	cancel(cause)
 	for _, err := range []error{nil, io.EOF, resource.ErrNoRoom} {
 		require.Equal(t, err, calls.Late(ctx, err))
