@@ -377,8 +377,8 @@ func TestShareOldLease(t *testing.T) {
 					f.set(func() { f.release = nil })
 					time.Sleep(time.Second / 4)
 					err := next(ctx, g)
-					h, _ := other.TryAcquire(t.Context(), "k") // before those that wait
-					time.AfterFunc(time.Second/4, func() { _ = h.Release(context.Background()) })
+					h, _ := other.TryAcquire(ctx, "k")                                   // before those that wait
+					time.AfterFunc(time.Second/4, func() { _ = h.Release(t.Context()) }) //nolint:contextcheck // ctx ends before
 					return err
 				}
 			})
