@@ -87,7 +87,7 @@ func Parse(file string, text []byte) (Scenario, error) {
 		Expect: map[history.Fencing]history.Verdict{}, Traces: map[string]string{}, lines: map[string]int{},
 	}
 	var errs []error
-	text = bytes.TrimPrefix(text, []byte("\ufeff")) // of Windows' editors
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // as Windows editors write
 	archive := txtar.Parse(bytes.ReplaceAll(text, []byte("\r\n"), []byte("\n")))
 	n, sentence := 0, true
 	check := func(err error) {

@@ -19,7 +19,7 @@ var interrupts struct {
 	caught os.Signal // by one of them, and not raised again yet
 }
 
-// interruptible returns a context that also ends on a signal that would end the process. The last cleaned of all runs raises the
+// interruptible returns a context that also ends on a signal that would end the process. The last run to call cleaned raises the
 // signal again; until then no run begins.
 func interruptible(ctx context.Context) (_ context.Context, cleaned func()) {
 	ctx, cancel := context.WithCancelCause(ctx)

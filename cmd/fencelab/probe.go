@@ -76,7 +76,7 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 				if err == nil && s.Diverges != nil {
 					diverges, err := s.Diverges(ctx)
 					const good, failure = "its table is in one region, or strongly consistent across regions", "its table is a global one with eventual consistency, " +
-						"where regions accept each other's stale tokens: use one region, or strong consistency (MRSC)"
+						"where regions accept each other's stale tokens: use one region, strong consistency (MRSC), or one region for all writes of a key"
 					if err == nil {
 						p.expect(!diverges, bad, good, failure)
 					} else {
@@ -233,7 +233,7 @@ func (p *probe) postgres(ctx context.Context, addr string) error {
 		pg_is_in_recovery(), EXISTS (SELECT FROM pg_stat_replication) AND
 		(current_setting('synchronous_standby_names') = '' OR current_setting('synchronous_commit') IN ('off', 'local')),
 		(SELECT coalesce(string_agg(relid::text, ', '), '') FROM pg_class JOIN (SELECT to_regclass('fencelab_lock') AS relid
-		UNION SELECT relid FROM pg_partition_tree(to_regclass('fencelab_fence'))) AS t ON oid = relid WHERE relpersistence <> 'p'),
+		UNION SELECT to_regclass('fencelab_fence') UNION SELECT relid FROM pg_partition_tree(to_regclass('fencelab_fence'))) AS t ON oid = relid WHERE relpersistence <> 'p'),
 		to_regclass('fencelab_fence') IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'`).
 		Scan(&now, &version, &fsync, &commit, &standby, &lag, &unlogged, &endless); err != nil {
 		return err

@@ -150,7 +150,10 @@ func TestPostgres(t *testing.T) {
 	out, _, _ = tool(t, "probe", s.URL)
 	require.Regexp(t, "(?m)^ok +its tables of tokens and fences are logged", out)
 	require.NotContains(t, out, "idle_in_transaction_session_timeout", "without a table of fences")
-	_, err = c.Exec(t.Context(), "CREATE TABLE fencelab_fence (key text) PARTITION BY HASH (key); "+
+	_, err = c.Exec(t.Context(), "CREATE UNLOGGED TABLE fencelab_fence (key text)")
+	require.NoError(t, err)
+	requireProbe(t, 1, s.URL, "bad +fencelab_fence: unlogged")
+	_, err = c.Exec(t.Context(), "DROP TABLE fencelab_fence; CREATE TABLE fencelab_fence (key text) PARTITION BY HASH (key); "+
 		"CREATE UNLOGGED TABLE part PARTITION OF fencelab_fence FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
 	require.NoError(t, err)
 	requireProbe(t, 1, s.URL, "bad +part: unlogged")

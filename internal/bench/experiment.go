@@ -174,7 +174,7 @@ func Run(ctx context.Context, dir string, from testbed.Provider, progress io.Wri
 		c.Prefix = fmt.Sprintf("contend-%s-%d/", id, i)
 		res, err := Job{Config: c, Addrs: s.Addrs, Server: s.Text}.Run(ctx, nil, nil)
 		if res != nil && res.Cut {
-			res, err = nil, cmp.Or(err, errors.New("it was cut short"))
+			res, err = nil, cmp.Or(err, context.Cause(ctx), errors.New("it was cut short"))
 		}
 		if res != nil {
 			faults = append(faults, err, Broken(res))

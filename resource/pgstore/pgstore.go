@@ -6,8 +6,8 @@
 //   - every writer uses the guard, and nobody deletes fences;
 //   - synchronous_commit is on;
 //   - the search_path finds the same table of fences in all sessions. A temporary or unlogged one is refused, but not by Read,
-//     Overwrite and SetFence. An unlogged partition is not: `fencelab probe` finds it. Where others' SQL runs, give
-//     [Options].Table a schema and use [Store.Guard];
+//     Overwrite and SetFence. An unlogged partition is not: `fencelab probe` finds it under the default name. Where others'
+//     SQL runs, give [Options].Table a schema and use [Store.Guard];
 //   - a promoted standby has every committed transaction: list all that may be promoted in synchronous_standby_names
 //     (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION), and stop the old primary first;
 //   - nobody cancels a commit that waits for a standby (pg_cancel_backend): PostgreSQL then reports success with a warning only.

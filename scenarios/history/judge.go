@@ -127,8 +127,8 @@ type keyState struct {
 	max     fence
 	ledger  string
 	written bool
-	refused map[string]bool   // entries refused, and not accepted since
-	tokens  map[string]uint64 // under which entries were accepted
+	refused map[string]bool // entries refused, and not accepted since under a token of their worker
+	own     map[string]bool // entries accepted under a token of their worker
 	gap     bool
 	final   bool
 }
@@ -311,7 +311,7 @@ func (j *judge) superseded(token uint64) bool {
 func (j *judge) key(name string) *keyState {
 	k := j.keys[name]
 	if k == nil {
-		k = &keyState{refused: map[string]bool{}, tokens: map[string]uint64{}}
+		k = &keyState{refused: map[string]bool{}, own: map[string]bool{}}
 		j.keys[name] = k
 	}
 	return k
@@ -404,8 +404,10 @@ func (j *judge) acceptWrite(e *Event, k *keyState, got fence) {
 	if j.regressed && j.holding[entry] && entry != j.last {
 		j.note("a write of %s was accepted, although %s had been granted the lock since", entry, j.last)
 	}
-	delete(k.refused, entry)
-	k.tokens[entry] = e.Token
+	if !j.named || e.Token == 0 || j.holders[holder{entry, e.Token}] {
+		delete(k.refused, entry)
+		k.own[entry] = true
+	}
 	k.ledger, k.written = e.Value, true
 }
 
@@ -420,8 +422,8 @@ func (j *judge) refuse(e *Event, k *keyState, got fence) {
 	case admitted:
 		j.object("the resource refused a %s with fence %v, although it had accepted nothing above %v", e.Op, got, k.max)
 	}
-	// The repeat of an accepted write, under the same token, is refused too.
-	if _, entry, _ := cutLast(e.Value); k.tokens[entry] != e.Token || !slices.Contains(Entries(k.ledger), entry) {
+	// The repeat of an accepted write is refused too.
+	if _, entry, _ := cutLast(e.Value); !k.own[entry] || !slices.Contains(Entries(k.ledger), entry) {
 		k.refused[entry] = true
 	}
 }

@@ -275,6 +275,26 @@ func TestJudge(t *testing.T) {
 			}
 			return slices.Insert(events, i+1, again)
 		}},
+		{"safe-entry-refused-and-then-accepted", "under another's token", func(events []history.Event) []history.Event {
+			for i := range events {
+				if e := &events[i]; e.Actor == "A" && e.Token == 3 {
+					e.Actor = "B"
+				}
+			}
+			return events
+		}},
+		{"safe-entry-refused-and-then-accepted", "then the refused write comes again", func(events []history.Event) []history.Event {
+			write := func(accepted bool) int {
+				return slices.IndexFunc(events, func(e history.Event) bool {
+					_, entry, _ := strings.Cut(e.Value, "B\n")
+					return e.Op == "write" && e.Accepted == accepted && (entry == "A\n" || e.Value == "A\n")
+				})
+			}
+			late, own := events[write(false)], write(true)
+			late.Seen, late.SeenSeq = events[own].Token, events[own].Seq
+			events[len(events)-2].Refusals++
+			return slices.Insert(events, own+1, late)
+		}},
 		{"safe-late-write-refused", "a decision by a worker", change("resource", "", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a fault by a worker", change("controller", "pause", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a final by the resource", func(events []history.Event) []history.Event {

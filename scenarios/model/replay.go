@@ -198,7 +198,7 @@ func (r *replay) report(e *history.Event, p *point, token int) (ok bool, wanted 
 		return true, func(s *Step) bool {
 			return does(Acquire)(s) && (s.Fence.Token == token || e.Token == 0 && r.Fencing == history.FencingOff)
 		}
-	case history.Released: // of its own lock, whose lease may have expired just before
+	case history.Released: // a lock still held is released by way of Expire
 		return p.Holder == 0, does(Release)
 	case history.ReleaseLost:
 		return p.Holder != w.Grant, does(Release)

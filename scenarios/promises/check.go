@@ -479,10 +479,8 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 // leave ends the wait; a lock may be granted all the same.
 func (w wait) leave() {
 	w.stop()
-	go func() {
-		l, _ := (<-w.done).granted()
-		w.c.free(l)
-	}()
+	l, _ := w.c.call(patience, func() (scenarios.Lease, error) { return (<-w.done).granted() }).granted()
+	w.c.free(l)
 }
 
 func (w wait) pass(limit time.Duration) error {

@@ -51,7 +51,7 @@ func waiterServed(c *check) {
 				c.free(l)
 				time.Sleep(5 * pause)
 			}
-			leaves.leave()
+			wg.Go(leaves.leave)
 			time.Sleep(pause)
 			heal, err := c.injected(b, fault)
 			if err != nil {

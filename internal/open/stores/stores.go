@@ -68,7 +68,7 @@ type Store struct {
 
 	// Name is one of [Names].
 	Name string
-	// Diverges says whether regions accept each other's stale writes for a while. Nil: there is one.
+	// Diverges says whether regions accept each other's stale writes for a while. Nil: there is only one region.
 	Diverges func(ctx context.Context) (bool, error)
 	unfenced func(ctx context.Context, key string, value []byte) error
 	close    func() error
