@@ -468,9 +468,12 @@ func (ls *lease) unanswered(ctx context.Context, err error) error {
 func (ls *lease) keepAlive() {
 	every := ls.l.o.Renew.Every
 	tick := time.NewTicker(every)
+	defer tick.Stop()
 	var check <-chan time.Time
 	if every > recheck {
-		check = time.Tick(recheck)
+		checks := time.NewTicker(recheck)
+		defer checks.Stop()
+		check = checks.C
 	}
 	var err error
 	for {

@@ -12,8 +12,10 @@ import (
 
 // For waits for d, or for the end of ctx.
 func For(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
 	select {
-	case <-time.After(d):
+	case <-t.C:
 	case <-ctx.Done():
 	}
 }
