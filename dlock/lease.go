@@ -276,7 +276,9 @@ func (ls *lease) handle(ctx context.Context) *Handle {
 // reenter reports whether c's critical section is under way, and returns another handle on it if the Locker is reentrant.
 func (c *leaseContext) reenter(ctx context.Context) (h *Handle, held bool) {
 	ls := c.ls
-	_ = ls.ended() // it may have run out unnoticed
+	if ls.ended() != nil {
+		return nil, false
+	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	held = ls.over == nil && ls.holds > 0 && ls.sections == c.section
@@ -314,7 +316,9 @@ func (ls *lease) retire() bool {
 	ls.heldToEnd = ls.end(ErrReleased)
 	mine := ls.heldToEnd
 	ls.mu.Unlock()
-	ls.l.shared.ended(ls.g.Key, ls)
+	if ls.l.o.Share.Sections > 0 {
+		ls.l.shared.ended(ls.g.Key, ls)
+	}
 	return mine
 }
 

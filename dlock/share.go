@@ -206,6 +206,9 @@ func (s *shared) ended(key string, ls *lease) {
 	if t == nil || t.lease != ls {
 		return
 	}
+	if t.idle != nil {
+		t.idle.Stop()
+	}
 	t.lease, t.idle = nil, nil
 	s.next(key)
 }
