@@ -377,6 +377,7 @@ const (
 	variantRaces       = "test-races"
 	variantFailsLate   = "test-fails-late"
 	variantKills       = "test-kills-" // followed by a worker's name or "resource"
+	variantKillsLater  = "test-kills-later"
 	variantHelpers     = "test-helpers"
 )
 
@@ -466,7 +467,7 @@ func (l ownLock) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 	if err != nil || l.what == variantNoLease {
 		return nil, err
 	}
-	return ownLease{lease, l.what}, nil
+	return &ownLease{Lease: lease, what: l.what}, nil
 }
 
 func (l ownLock) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
@@ -498,24 +499,36 @@ func killSibling(name string) error {
 
 type ownLease struct {
 	scenarios.Lease
-	what string
+	what     string
+	reported bool
 }
 
-func (l ownLease) Fence() uint64 {
-	if l.what == variantNoToken {
+// TTL is asked for when the grant is reported. The next call is Fence, before the first request.
+func (l *ownLease) TTL() time.Duration {
+	l.reported = true
+	return l.Lease.TTL()
+}
+
+func (l *ownLease) Fence() uint64 {
+	switch {
+	case l.what == variantNoToken:
 		return 0
+	case l.what == variantKillsLater && l.reported:
+		if err := killSibling(scenarios.Resource); err != nil {
+			panic(err)
+		}
 	}
 	return l.Lease.Fence()
 }
 
-func (l ownLease) Context() context.Context {
+func (l *ownLease) Context() context.Context {
 	if l.what == variantBelieves || l.what == variantGoesOn {
 		return context.Background()
 	}
 	return l.Lease.Context()
 }
 
-func (l ownLease) Until() time.Time {
+func (l *ownLease) Until() time.Time {
 	switch l.what {
 	case variantBelieves:
 		return time.Now().Add(l.TTL())
@@ -525,7 +538,7 @@ func (l ownLease) Until() time.Time {
 	return l.Lease.Until()
 }
 
-func (l ownLease) Release(ctx context.Context) error {
+func (l *ownLease) Release(ctx context.Context) error {
 	err := l.Lease.Release(ctx)
 	if err != nil && l.what == variantFailsLate {
 		return errors.New("the lock server is on fire")

@@ -31,6 +31,8 @@ type target interface {
 	sync(ctx context.Context, report *history.Event) error
 	kill(ctx context.Context) error
 	restart(ctx context.Context) error
+	// watch calls f, and ends its context if the target ends by itself; that is the error then. Requests would wait for a restart.
+	watch(ctx context.Context, f func(context.Context) error) error
 	// final returns the refusals since the last start.
 	final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error)
 	end(ctx context.Context) error
@@ -123,6 +125,27 @@ func (h *httpResource) kill(ctx context.Context) error {
 	}
 	h.process = nil
 	return err
+}
+
+func (h *httpResource) watch(ctx context.Context, f func(context.Context) error) error {
+	p := h.process
+	if p == nil {
+		return f(ctx)
+	}
+	ctx, end := context.WithCancel(ctx)
+	watched := make(chan error, 1)
+	go func() {
+		defer end()
+		select {
+		case <-p.Exited():
+			watched <- fmt.Errorf("resource: %w", cmp.Or(p.exit(ctx), errors.New("its process has ended")))
+		case <-ctx.Done():
+			watched <- nil
+		}
+	}()
+	err := f(ctx)
+	end()
+	return cmp.Or(<-watched, err)
 }
 
 func (h *httpResource) final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error) {

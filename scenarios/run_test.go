@@ -167,6 +167,12 @@ func TestRunFails(t *testing.T) {
 			want:    "step 1, run A until acquired: resource: its process ended with signal: killed",
 			last:    "run Test, fencing on",
 		},
+		"a resource that dies before a request": {
+			steps:   "run A until done",
+			variant: variantKillsLater,
+			want:    "step 1, run A until done: resource: its process ended with signal: killed",
+			last:    "A acquired #1",
+		},
 		"a worker that is killed at a checkpoint": {
 			steps:   "worker A victim try, run A until read, run B until read, run A until done, run B until done",
 			variant: variantKills + "A",

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/jitter"
+	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -184,7 +185,7 @@ func (r *run) within(ctx context.Context, what string, f func(context.Context) e
 func (r *run) do(ctx context.Context, st Step) error {
 	switch {
 	case st.Verb == verbRun:
-		return r.runUntil(ctx, st.Target, st.Until)
+		return r.resource.watch(ctx, func(ctx context.Context) error { return r.runUntil(ctx, st.Target, st.Until) })
 	case undone(st.Verb) != nil:
 		return r.undo(ctx, st)
 	}
@@ -348,7 +349,12 @@ func (r *run) finish(ctx context.Context) error {
 	if err := r.resource.sync(ctx, nil); err != nil {
 		return err
 	}
-	ledgers, refused, err := r.resource.final(ctx)
+	var ledgers map[string]resource.Record
+	var refused int
+	err := r.resource.watch(ctx, func(ctx context.Context) (err error) {
+		ledgers, refused, err = r.resource.final(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -203,6 +203,8 @@ func (t *storeTarget) restart(ctx context.Context) (err error) {
 	return err
 }
 
+func (t *storeTarget) watch(ctx context.Context, f func(context.Context) error) error { return f(ctx) }
+
 func (t *storeTarget) read(ctx context.Context) (resource.Record, error) {
 	rec, err := t.client.Read(ctx, t.key)
 	if errors.Is(err, resource.ErrNotFound) {
