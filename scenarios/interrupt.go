@@ -20,9 +20,9 @@ var interrupts struct {
 }
 
 // interruptible returns a context that also ends on a signal that would end the process. The last run to call cleaned raises the
-// signal again; until then no run begins.
-func interruptible(ctx context.Context) (_ context.Context, cleaned func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
+// signal again, unless it has ended the caller's context too: then the program itself ends in order. Until then no run begins.
+func interruptible(caller context.Context) (_ context.Context, cleaned func()) {
+	ctx, cancel := context.WithCancelCause(caller)
 	signals, done := make(chan os.Signal, 1), make(chan struct{})
 	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
 		if !signal.Ignored(sig) {
@@ -56,6 +56,9 @@ func interruptible(ctx context.Context) (_ context.Context, cleaned func()) {
 		interrupts.runs--
 		if sig, ok := interrupts.caught.(syscall.Signal); ok && interrupts.runs == 0 {
 			interrupts.caught = nil
+			if caller.Err() != nil {
+				return
+			}
 			_ = syscall.Kill(os.Getpid(), sig)
 			time.Sleep(100 * time.Millisecond) // another thread may get the signal
 		}

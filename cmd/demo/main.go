@@ -70,7 +70,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if dir, err := os.Stat(filepath.Dir(*page)); err != nil || !dir.IsDir() {
 		return fmt.Errorf("demo: %s is not a directory; choose another file with -o", filepath.Dir(*page))
 	}
-
+	if file, err := os.Stat(*page); err == nil && file.IsDir() {
+		return fmt.Errorf("demo: %s is a directory; choose a file with -o, such as %s", *page, filepath.Join(*page, "demo.html"))
+	}
 	if *record != "" {
 		if err := os.MkdirAll(*record, 0o755); err != nil {
 			return fmt.Errorf("demo: %w; choose another directory with -record", err)

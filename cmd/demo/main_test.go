@@ -49,6 +49,8 @@ func TestInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-testbed", "embedded", "-ttl", "1h", "-pause", "2h", "-o", filepath.Join(dir, "demo.html"))
 	cmd.Env = append(os.Environ(), "DEMO_MAIN=1", "TMPDIR="+dir)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
@@ -59,7 +61,8 @@ func TestInterrupted(t *testing.T) {
 			require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 		}
 	}
-	require.Error(t, cmd.Wait(), said.String())
+	require.EqualError(t, cmd.Wait(), "exit status 1", said.String())
+	require.Contains(t, stderr.String(), "interrupted")
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
@@ -68,4 +71,9 @@ func TestInterrupted(t *testing.T) {
 func TestUnknownHazard(t *testing.T) {
 	err := run(t.Context(), []string{"-scenario", "Flood"}, &bytes.Buffer{})
 	require.ErrorContains(t, err, "PauseAtWrite, PauseExceedsTTL")
+}
+
+func TestPageIsADirectory(t *testing.T) {
+	err := run(t.Context(), []string{"-o", t.TempDir()}, &bytes.Buffer{})
+	require.ErrorContains(t, err, "is a directory; choose a file with -o, such as")
 }

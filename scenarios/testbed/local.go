@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/proc"
@@ -144,23 +145,22 @@ func (p *process) kill(ctx context.Context) error {
 	if p.child == nil {
 		return nil
 	}
-	var under []proc.Process
-	err := p.child.With(func(pid int) (err error) {
-		under, err = proc.Descendants(pid)
-		return err
-	})
-	if err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	if err := p.child.Kill(); err != nil {
-		return err
-	}
-	for _, one := range under {
-		if err := faults.Kill(ctx, one.PID); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	err := p.child.With(func(pid int) error {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil { // it reaps no children then, so their pids aren't used again
 			return err
 		}
+		under, err := proc.Descendants(pid)
+		for _, one := range under {
+			if err := faults.Kill(ctx, one.PID); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				return err
+			}
+		}
+		return err
+	})
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
 	}
-	return nil
+	return errors.Join(err, p.child.Kill())
 }
 
 func (p *process) pause(ctx context.Context) (heal faults.Heal, err error) {
