@@ -74,12 +74,16 @@ report: ## Regenerate charts and tables of the recorded results from their data,
 	$(GO) run ./cmd/report -site site && exit $$status
 
 .PHONY: check
-check: $(LINT) ## Check modules, formatting, layers and lint, for Linux and macOS
+check: $(LINT) bin/typecheck ## Check modules, formatting, layers and lint, and types on macOS
 	$(GO) mod tidy -diff
 	$(LINT) config verify --schema bin/golangci-$(LINT_VERSION).schema.json
 	$(LINT) fmt --diff
-	GOOS=darwin $(GO) vet ./...
+	GOOS=darwin bin/typecheck
 	$(LINT) run
+
+bin/typecheck: $(wildcard testdata/typecheck/*)
+	@mkdir -p bin
+	@cd testdata/typecheck && $(GO) build -buildvcs=false -o "$(CURDIR)/$@" .
 
 $(LINT):
 	@echo "check: building golangci-lint $(LINT_VERSION), once; this takes a few minutes"
