@@ -404,7 +404,7 @@ func (j *judge) acceptWrite(e *Event, k *keyState, got fence) {
 	if j.regressed && j.holding[entry] && entry != j.last {
 		j.note("a write of %s was accepted, although %s had been granted the lock since", entry, j.last)
 	}
-	if !j.named || e.Token == 0 || j.holders[holder{entry, e.Token}] {
+	if _, isWorker := j.ended[entry]; !isWorker || e.Token == 0 || j.holders[holder{entry, e.Token}] {
 		delete(k.refused, entry)
 		k.own[entry] = true
 	}
