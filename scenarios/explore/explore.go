@@ -108,7 +108,11 @@ type Result struct {
 	Grants  int
 	met     map[string]Verb // the steps that had an effect, see Report.Met
 	repeats int             // requests repeated over another connection
+	reached []progress      // after each step
 }
+
+// progress is how far a run has come.
+type progress struct{ lines, requests int }
 
 // Run runs a schedule in virtual time. This module's locks have the same random backoffs in each run.
 func (sys *System) Run(t *testing.T, s Schedule) (r Result) {
@@ -127,12 +131,35 @@ func (sys *System) inBubble(t *testing.T, f func(w *world)) {
 }
 
 // Replay runs a schedule in real time, on servers that Serve connects to. Leases and waits last slow times as long, to tolerate
-// stalls of the machine.
-func (sys *System) Replay(t *testing.T, s Schedule, slow int) Result {
+// stalls of the machine. After each step it waits, but not for long, until as much has happened as in the virtual run.
+func (sys *System) Replay(t *testing.T, s Schedule, slow int, virtual Result) Result {
 	t.Helper()
 	slower := *sys
 	slower.TTL, slower.Wait = slower.TTL*time.Duration(slow), slower.Wait*time.Duration(slow)
-	return (&world{sys: &slower, t: t, slow: time.Duration(slow), settled: func() { time.Sleep(slower.TTL / 200) }}).run(s)
+	w := &world{sys: &slower, t: t, slow: time.Duration(slow)}
+	w.settled = func() {
+		time.Sleep(slower.TTL / 1000) // for what shows nowhere
+		for began := time.Now(); time.Since(began) < slower.TTL/20; time.Sleep(time.Millisecond) {
+			if n := len(w.reached); n >= len(virtual.reached) || w.progress().atLeast(virtual.reached[n]) {
+				return
+			}
+		}
+	}
+	return w.run(s)
+}
+
+func (p progress) atLeast(q progress) bool { return p.lines >= q.lines && p.requests >= q.requests }
+
+func (w *world) progress() progress {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := progress{lines: strings.Count(w.trace.String(), "\n")}
+	for _, k := range w.workers {
+		if k != nil {
+			p.requests += k.client.sent()
+		}
+	}
+	return p
 }
 
 type world struct {
@@ -208,6 +235,7 @@ func (w *world) run(s Schedule) Result {
 	for i, st := range s {
 		w.step(st)
 		w.pass(settle)
+		w.reached = append(w.reached, w.progress())
 		if w.check() {
 			w.Step = i + 1
 			break

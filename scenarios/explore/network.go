@@ -35,6 +35,7 @@ type Client struct {
 	flows      []fault
 	conns      []*conn
 	opened     int
+	requests   int
 	unanswered map[string]bool // requests of closed connections that had no reply
 	repeats    int             // of these, sent again: the server may execute them twice
 	change     chan struct{}
@@ -161,6 +162,9 @@ func (k *conn) read(dir int) {
 // arrive queues a message, or the end of the stream, unless it is lost. c.mu is held.
 func (k *conn) arrive(dir int, b []byte) {
 	c, f, m := k.c, &k.c.flows[k.server], message{bytes: b}
+	if b != nil && dir == requests {
+		c.requests++
+	}
 	switch {
 	case b != nil && dir == requests && c.dead:
 		return
@@ -252,6 +256,12 @@ func (k *conn) close() {
 	k.c.mu.Unlock()
 	_ = k.ends[0].Close()
 	_ = k.ends[1].Close()
+}
+
+func (c *Client) sent() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.requests
 }
 
 // The caller holds c.mu.
