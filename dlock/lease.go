@@ -356,10 +356,13 @@ func (ls *lease) ended() error {
 // lose ends the lease for a reason that wraps ErrLost.
 func (ls *lease) lose(why error) {
 	ls.mu.Lock()
-	first := ls.end(why) && ls.holds > 0
+	first, held := ls.end(why), ls.holds > 0
 	ls.mu.Unlock()
-	if first {
+	switch {
+	case first && held:
 		ls.report(why)
+	case first && ls.l.o.Share.Sections > 0:
+		ls.reportKept(why)
 	}
 }
 

@@ -339,7 +339,12 @@ func (ls *lease) free() {
 	}
 	_, err := ls.release(ls.ctx) // if the outcome is unknown, it is undone in the background, and err isn't ErrLost
 	if errors.Is(err, ErrLost) {
-		ls.l.log.Warn("dlock: a shared lease was lost before its release; its critical sections may have overlapped with another holder's",
-			"key", ls.g.Key, "fence", ls.g.Fence, "err", err)
+		ls.reportKept(err)
 	}
+}
+
+// reportKept logs a loss that no Release has returned.
+func (ls *lease) reportKept(lost error) {
+	ls.l.log.Warn("dlock: a shared lease was lost before its release; its critical sections may have overlapped with another holder's",
+		"key", ls.g.Key, "fence", ls.g.Fence, "err", lost)
 }

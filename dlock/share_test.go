@@ -277,6 +277,22 @@ func TestShareKeptLeaseIsFoundLost(t *testing.T) {
 	}
 }
 
+// A renewal of a kept lease tells what its release would have told.
+func TestShareKeptLeaseIsFoundLostByARenewal(t *testing.T) {
+	faked(t, func(t *testing.T, f *fake) {
+		var log bytes.Buffer
+		o := sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute})
+		o.TTL, o.Renew = 10*time.Second, dlock.Renew{Every: time.Second, MaxHold: time.Hour}
+		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		h := acquire(t, newLocker(t, f, o), t.Context(), "k")
+		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
+		require.NoError(t, h.Release(t.Context()), "the lease is kept")
+		time.Sleep(2 * time.Second)
+		require.Equal(t, 1, strings.Count(log.String(), "\n"))
+		require.Contains(t, log.String(), "may have overlapped with another holder's")
+	})
+}
+
 // A section has its own context's values only: with those of the first holder it could re-enter that holder's locks.
 func TestShareContextValues(t *testing.T) {
 	for _, reentrant := range []bool{false, true} {

@@ -2,7 +2,7 @@ package locks
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -20,9 +20,9 @@ func openConsul(_ context.Context, s Spec) (*Backend, error) {
 		addr = "http://" + addr
 	}
 	transport := &http.Transport{DialContext: s.Dial}
-	c, err := api.NewClient(&api.Config{Address: addr, HttpClient: &http.Client{Transport: transport}})
+	c, err := api.NewClient(&api.Config{Address: addr, Transport: transport}) // with the environment's CONSUL_CACERT and the like
 	if err != nil {
-		return nil, errors.New("locks: the Consul address is not a URL")
+		return nil, fmt.Errorf("locks: consul: %w", err)
 	}
 	b, err := consullock.New(c, &consullock.Options{MinSessionTTL: s.MinSession})
 	return opened(b, err, client{

@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -66,6 +69,23 @@ func TestOpenRefuses(t *testing.T) {
 		require.NotContains(t, err.Error(), secret)
 		require.Nil(t, b)
 	}
+}
+
+// Consul's own variables name its certificates, as for fencelab probe.
+func TestConsulCertificate(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `"leader"`) }))
+	defer s.Close()
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
+	t.Setenv("CONSUL_CACERT", file)
+	b, err := locks.Open(t.Context(), locks.Spec{Lock: locks.Consul, Addrs: []string{s.URL}, TTL: time.Second})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, b.Close()) }()
+	require.NoError(t, b.Ping(t.Context()))
+
+	t.Setenv("CONSUL_CACERT", file+"-missing")
+	_, err = locks.Open(t.Context(), locks.Spec{Lock: locks.Consul, Addrs: []string{s.URL}, TTL: time.Second})
+	require.ErrorContains(t, err, file+"-missing")
 }
 
 func TestParseURL(t *testing.T) {
