@@ -195,7 +195,7 @@ func TestClaims(t *testing.T) {
 			require.Equal(t, history.Safe, r.Verdict, name)
 		}
 	}
-	for _, lock := range []string{"redis", "redlock", "etcd", "zookeeper", "consul", "postgres"} {
+	for _, lock := range []string{"redis", "redlock", "etcd", "zookeeper", "consul", "postgres", "s3"} {
 		require.GreaterOrEqual(t, len(locks[lock]), 12, "hazards of %s", lock)
 	}
 }

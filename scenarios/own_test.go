@@ -656,7 +656,7 @@ func TestServiceWithoutTokens(t *testing.T) {
 			err := svc.Check(&s, f)
 			require.Equal(t, f != history.FencingOff, errors.Is(err, errors.ErrUnsupported), "%s: %v", f, err)
 			if err != nil {
-				require.ErrorContains(t, err, "has no tokens, and with fencing "+string(f)+" each grant needs one")
+				require.ErrorContains(t, err, ": redis has no tokens, and with fencing "+string(f)+" each grant needs one")
 			}
 		}
 	}

@@ -66,7 +66,7 @@ func (s *Service) fault(ctx context.Context, st Step) error {
 func (s *Service) check(sc *Scenario, f history.Fencing) error {
 	if s.NoTokens && f != history.FencingOff {
 		return fmt.Errorf("scenarios: scenario %q: %s has no tokens, and with fencing %s each grant needs one: %w",
-			sc.Name, cmp.Or(s.Server, s.Lock), f, errors.ErrUnsupported)
+			sc.Name, s.Lock, f, errors.ErrUnsupported)
 	}
 	if !sc.On(s.Lock) {
 		return fmt.Errorf("scenarios: scenario %q doesn't apply to the lock %q, only to %s: %w",
@@ -75,7 +75,7 @@ func (s *Service) check(sc *Scenario, f history.Fencing) error {
 	for _, name := range slices.Sorted(maps.Keys(sc.Workers)) {
 		if w := sc.Workers[name]; s.NoRenew && (w.MaxHold > 0 || w.Outlive && !w.NoRenew) {
 			return fmt.Errorf("scenarios: scenario %q: worker %s must lose a lease that is renewed, but %s doesn't renew leases: %w",
-				sc.Name, name, cmp.Or(s.Server, s.Lock), errors.ErrUnsupported)
+				sc.Name, name, s.Lock, errors.ErrUnsupported)
 		}
 	}
 	for i, st := range sc.Steps {

@@ -18,11 +18,11 @@ import (
 )
 
 const fenceAbout = `
-Shows or raises the fence of the resource KEY in a store, printed as TOKEN.SEQ, or with
--counter the last token of the lock KEY at redis://, postgres:// or s3://. A
-filestore is file://DIRECTORY: stop its gatekeeper, and run this as its user. With
--force it also creates a missing one and, once you have stopped all holders, lowers one
-or replaces a Redis counter that isn't a number.`
+Shows or raises the fence of the resource KEY in a store, printed as TOKEN.SEQ, or as
+TOKEN if SEQ is 1, or with -counter the last token of the lock KEY at redis://,
+postgres:// or s3://. A filestore is file://DIRECTORY: stop its gatekeeper, and run this
+as its user. With -force it also creates a missing one and, once you have stopped all
+holders, lowers one or replaces a Redis counter that isn't a number.`
 
 const fenceExamples = `
   fencelab fence show postgres://app@db/app acme

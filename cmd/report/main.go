@@ -167,7 +167,7 @@ func build(results, web string, stdout io.Writer) error {
 	}
 	files, err := site.HTML(folder)
 	if err != nil {
-		return err
+		return fmt.Errorf("-results %s: %w; run it where that folder is, or name it with -results", results, err)
 	}
 	if _, err := files.Write(web); err != nil {
 		return err
