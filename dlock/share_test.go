@@ -288,6 +288,7 @@ func TestShareKeptLeaseIsFoundLostByARenewal(t *testing.T) {
 		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
 		require.NoError(t, h.Release(t.Context()), "the lease is kept")
 		time.Sleep(2 * time.Second)
+		synctest.Wait()
 		require.Equal(t, 1, strings.Count(log.String(), "\n"))
 		require.Contains(t, log.String(), "may have overlapped with another holder's")
 	})
