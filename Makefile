@@ -36,7 +36,7 @@ setup: ## Get the servers that tests run against, as far as this machine allows 
 testbed = $(or $(filter-out auto,$(FENCELAB_TESTBED)),$(shell cat bin/testbed 2>/dev/null),auto)
 
 # Tests get a directory of their own for temporary files, which goes whatever becomes of them. The scenarios wait most of the
-# time; they come first, so that the other packages' tests have the cores meanwhile.
+# time; they come first, so that the other packages' tests have the cores meanwhile. No package may come after a test's own flag.
 .PHONY: test
 test: modules setup ## Set up, run the tests, and say what ran (PKG=./... RACE=off TESTFLAGS="-v -run TestX" SERVERS=all SETUP=off)
 	@$(MAKE) --no-print-directory run-tests
@@ -47,14 +47,14 @@ run-tests:
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir" || { sleep 2; rm -rf "$$dir"; }' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
 	$(GO) build -buildvcs=false -o "$$dir/suite" ./internal/suite || exit; \
-	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter on,$(RACE)),-race) -timeout 30m -parallel 4 $(TESTFLAGS) \
-		$(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG) & pid=$$!; \
+	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter on,$(RACE)),-race) -timeout 30m -parallel 4 \
+		$(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG) $(TESTFLAGS) & pid=$$!; \
 	trap 'wait $$pid; exit 130' INT; trap 'kill $$pid; wait $$pid; exit 143' TERM HUP; \
 	wait $$pid
 
 .PHONY: bench
 bench: setup ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
-	@FENCELAB_TESTBED=$(testbed) $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKG)
+	@FENCELAB_TESTBED=$(testbed) $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG) $(TESTFLAGS)
 
 .PHONY: explore
 explore: setup ## Run random schedules over all locks in virtual time, and known ones on a real Redis (SECONDS=60 SEED=N STEPS=24), or only over LOCK=redislock
