@@ -18,11 +18,24 @@ import (
 )
 
 func releaseRepeated(c *check) {
-	if c.repeatedly(func() bool {
-		l := c.take(c.lasting(), newKey())
-		return lasts(l, time.Now()) && errors.Is(c.do(l.Release), dlock.ErrLost)
-	}) {
-		c.breaks("three times the first release of a lease that lasted returned that it had been lost")
+	for what, hold := range map[string]func(l scenarios.Lease){
+		"lasted": func(scenarios.Lease) {}, "had been renewed, and lasted": c.renewedOnce, "had been renewed by hand, and lasted": c.renewByHand,
+	} {
+		var err error
+		if c.repeatedly(func() bool {
+			a := c.times(3)
+			l := c.take(a, newKey())
+			hold(l)
+			brief := l.TTL() / 8
+			sound, asked := lasts(l, time.Now().Add(brief)), time.Now()
+			err = c.do(l.Release)
+			sound = sound && time.Since(asked) < brief // otherwise the server may rightly say that it was lost
+			got, failed := c.try(a, newKey())
+			c.free(got)
+			return sound && err != nil && failed == nil
+		}) {
+			c.breaks("three times the first release of a lease that %s returned %q", what, err)
+		}
 	}
 	for _, of := range []string{"another client", "the same client"} {
 		c.often(func() (sure bool) {
@@ -240,6 +253,7 @@ var holdReplies = delaying(time.Hour)
 const refusedTry = "an acquisition that was refused"
 
 func acquireLate(c *check) {
+	var parts []func()
 	for what, fault := range map[string]linkFault{
 		"an acquisition that arrived late":         (*faults.Link).HoldRequests,
 		"an acquisition whose reply was lost":      (*faults.Link).LoseReplies,
@@ -247,31 +261,37 @@ func acquireLate(c *check) {
 		"an acquisition while the link was silent": (*faults.Link).Cut,
 		refusedTry: (*faults.Link).Refuse,
 	} {
-		a, b, key, theirs := c.client(), c.lasting(), newKey(), newKey()
-		c.connect(a)
-		held := c.take(b, theirs)
-		heal := c.inject(a, fault)
-		r := c.briefly(trying(a, key))
-		if what == refusedTry && errors.Is(c.briefly(trying(a, key)).err, dlock.ErrHeld) { // its connection is closed by now
-			c.notes("%s returned that another client held the lock, which nobody had touched", what)
-		}
-		heal()
-		if got, err := r.granted(); r.returned && err == nil {
-			c.free(got)
-			c.breaks("TryAcquire returned a lease without a reply")
-			continue
-		}
-		c.still(held, a, theirs, what+", of another lock,") // a client may mistake its late reply for another call's
-		c.free(held)
-		c.comesFree(c.client(), key, what)
-		if c.comesFree(a, key, what+", its own client retrying,"); c.isDecided() {
-			return
-		}
+		parts = append(parts, func() { c.givenUp(what, fault, trying) }, func() { c.givenUp(what+" (Acquire)", fault, acquiring) })
+	}
+	if c.together(parts...); c.isDecided() {
+		return
 	}
 	c.failedAcquire()
 	c.lateGrant()
 	c.ownCleanup()
 	c.ownRetry()
+}
+
+func (c *check) givenUp(what string, fault linkFault, call func(cl *client, key string) call) {
+	a, b, key, theirs := c.client(), c.lasting(), newKey(), newKey()
+	c.connect(a)
+	held := c.take(b, theirs)
+	heal := c.inject(a, fault)
+	r := c.briefly(call(a, key))
+	if strings.HasPrefix(what, refusedTry) && errors.Is(c.briefly(call(a, key)).err, dlock.ErrHeld) { // its connection is closed by now
+		c.notes("%s returned that another client held the lock, which nobody had touched", what)
+	}
+	heal()
+	if got, err := r.granted(); r.returned && err == nil {
+		c.free(got)
+		c.breaks("%s returned a lease without a reply", what)
+		return
+	}
+	c.still(held, a, theirs, what+", of another lock,") // a client may mistake its late reply for another call's
+	c.free(held)
+	c.comesFree(c.client(), key, what)
+	c.comesFree(a, key, what+", its own client retrying,")
+	c.comesFree(a, newKey(), what+", of another lock, its own client trying this one,")
 }
 
 func (c *check) failedAcquire() {
@@ -435,15 +455,21 @@ func everyMessage(c *check) {
 // brokenCalls breaks connections during calls: what a client sends again meets the effect of its first request.
 func (c *check) brokenCalls() {
 	b := c.client()
-	for _, what := range []string{"TryAcquire", "Release"} {
+	for _, what := range []string{"TryAcquire", "Acquire", "Release"} {
 		if what == "TryAcquire" && c.k.Fixed { // leftover locks expire soon anyway
 			continue
 		}
 		for n, lost := 1, true; lost && n <= maxMessages && !c.isDecided(); n++ {
 			a, key := c.lasting(), newKey()
+			if what == "Acquire" { // unlike a lease that nobody knows of, a position in a queue may stay
+				a = c.client()
+			}
 			c.connect(a)
 			call := trying(a, key)
-			if what == "Release" {
+			switch what {
+			case "Acquire":
+				call = acquiring(a, key)
+			case "Release":
 				call = releasing(c.take(a, key))
 			}
 			var r result
@@ -461,6 +487,8 @@ func (c *check) brokenCalls() {
 				if c.do(l.Release) == nil {
 					c.comesFree(b, key, after+", it was granted the lock, and released it,")
 				}
+			case what == "Acquire":
+				c.comesFree(b, key, after)
 			case c.freed(b, key):
 			case errors.Is(err, dlock.ErrHeld) && !c.guesses(a):
 				c.breaks("after %s it returned that another client held the lock: what it had sent first held it", after)

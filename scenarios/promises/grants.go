@@ -462,11 +462,18 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 			released[key] = c.do(l.Release)
 		}
 	}
-	for _, key := range keys[len(keys)-small:][:100] { // CRC-32 of fewer that differ in two digits may have no byte in common with others'
-		if err, ok := released[key]; ok && err == nil && c.refusedAgain(clients[0], key) {
-			c.comesFree(c.client(), key, "its release, while its client held others,")
-			break
+	for i, key := range keys[len(keys)-small:][:100] { // CRC-32 of fewer that differ in two digits may have no byte in common with others'
+		err, ok := released[key]
+		if !ok || !c.refusedAgain(clients[0], key) {
+			continue
 		}
+		if err != nil { // the servers may have failed it
+			err = c.persistentRelease(held[key])
+		}
+		if err == nil || c.do(c.take(clients[(len(keys)-small+i)%2], newKey()).Release) == nil {
+			c.comesFree(c.client(), key, fmt.Sprintf("its release, while its client held others, returned %q,", fmt.Sprint(err)))
+		}
+		break
 	}
 	if refused == "" {
 		return ""

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/promises"
@@ -92,9 +93,10 @@ func TestMild(t *testing.T) {
 		set           func(*simple)
 		promise, fact string
 	}{
-		"has a fixed TTL":       {func(*simple) {}, "WaiterServed", ""},
-		"polls without a pause": {func(s *simple) { s.polls = time.Millisecond }, "WaiterServed", "a waiter sent at least 200 messages in a second"},
-		"is slow three times":   {func(s *simple) { s.tryWaits = 3 }, "Exclusive", ""},
+		"has a fixed TTL":         {func(*simple) {}, "WaiterServed", ""},
+		"polls without a pause":   {func(s *simple) { s.polls = time.Millisecond }, "WaiterServed", "a waiter sent at least 200 messages in a second"},
+		"backs off for four TTLs": {func(s *simple) { s.backsOff = 4 * time.Second }, "WaiterServed", ""},
+		"is slow three times":     {func(s *simple) { s.tryWaits = 3 }, "Exclusive", ""},
 		"gives up after a while": {
 			func(s *simple) { s.acquires = givesUp }, "WaiterServed", "an acquisition of a held lock returned before its context ended: dlock: held by another owner",
 		},
@@ -381,6 +383,22 @@ func TestBroken(t *testing.T) {
 		"a repeated release hangs":      {func(s *simple) { s.releases, s.hangsAgain = hangs, true }, []string{"ReleaseRepeated"}},
 		"a late release hangs":          {func(s *simple) { s.releases = hangs }, []string{"ReleaseStale"}},
 		"a failed release insists":      {func(s *simple) { s.releases = insists }, []string{"ReleaseRetried"}},
+		"backs off without a limit":     {func(s *simple) { s.backsOff = time.Hour }, []string{"WaiterServed"}},
+		"wakes once":                    {func(s *simple) { s.acquires, s.releases = wakesOnce, tells }, []string{"WaiterServed"}},
+		"a failed wait ends others":     {func(s *simple) { s.acquires = spoils(isEnded, false) }, []string{"AcquireLate"}},
+		"a refused wait ends a key's":   {func(s *simple) { s.acquires = spoils(isRefused, true) }, []string{"AcquireLate"}},
+		"a refused wait ends others":    {func(s *simple) { s.acquires = spoils(isRefused, false) }, []string{"AcquireLate"}},
+		"a failed try ends others":      {func(s *simple) { s.acquires = spoils(isEnded, false); s.tryCalls = s.acquires }, []string{"AcquireLate"}},
+		"a refused try ends others":     {func(s *simple) { s.acquires = spoils(isRefused, false); s.tryCalls = s.acquires }, []string{"AcquireLate"}},
+		"failed waiters get the lock":   {func(s *simple) { s.acquires = queues(false) }, []string{"WaitersCutOff", "ServerErrors"}},
+		"joins a queue for ever":        {func(s *simple) { s.acquires = queues(true) }, []string{"EveryMessage"}},
+		"releases the last 100 only":    {func(s *simple) { releasesLast(s, errors.New("unknown lease")) }, []string{"KeysIndependent"}},
+		"and says that others are lost": {func(s *simple) { releasesLast(s, dlock.ErrLost) }, []string{"KeysIndependent"}},
+		"releases say that they fail":   {func(s *simple) { s.releases = saysFailed }, []string{"ReleaseRepeated"}},
+		"lost, if it was renewed":       {func(s *simple) { s.renewal, s.releases = renewRight, saysLostRenewed }, []string{"ReleaseRepeated"}},
+		"lost, if renewed by hand":      {func(s *simple) { s.releases = saysLostRenewed }, []string{"ReleaseRepeated"}},
+		"renewed by hand once":          {func(s *simple) { s.byHand = handOnce }, []string{"RenewedByHand"}},
+		"renewed by hand, then refused": {func(s *simple) { s.byHand = handFails }, []string{"RenewedByHand"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -419,7 +437,7 @@ func TestBrokenOnce(t *testing.T) {
 		"renewed until an error":            {1, func(s *simple) { s.renewal = renewToError }, "ServerErrors"},
 		"stops silently at an error":        {1, func(s *simple) { s.renewal = renewSilently }, "ServerErrors"},
 		"an error renews":                   {1, func(s *simple) { s.renewal, s.endless = renewHopes, true }, "ServerErrors"},
-		"an error grants to waiters":        {1, func(s *simple) { s.acquires = believes }, "WaiterServed"},
+		"an error grants to waiters":        {1, func(s *simple) { s.acquires = believes }, "WaiterServed WaitersCutOff ServerErrors"},
 		"a failed release is lost":          {1, func(s *simple) { s.releases = forgets() }, "ReleaseRetried ServerErrors"},
 		"an error frees":                    {1, func(s *simple) { s.releases = freesByError }, "ServerErrors"},
 		"an error grants":                   {1, func(s *simple) { s.tryCalls = grantsOn(isServers) }, "ServerErrors"},
@@ -463,7 +481,7 @@ func TestBrokenOnce(t *testing.T) {
 		"a timer that isn't stopped":        {1, func(s *simple) { s.timers = true }, "LeaseLasts"},
 		"a lost lease leaves a goroutine":   {1, func(s *simple) { s.renewal, s.lostStays = renewRight, true }, "NothingLeft"},
 		"renewed while it is released":      {1, func(s *simple) { s.renewal = renewStays }, "NothingLeft"},
-		"released while it is renewed":      {1, func(s *simple) { s.renewal = renewVersions }, "WaiterServed"},
+		"released while it is renewed":      {1, func(s *simple) { s.renewal = renewVersions }, "WaiterServed RenewedByHand"},
 		"a served waiter ends the others":   {1, func(s *simple) { s.acquires = endsOthers }, "WaiterServed"},
 		"a counter that is also a key":      {1, func(s *simple) { s.counter = ":fence" }, "KeysIndependent"},
 		"two Closes at once panic":          {1, func(s *simple) { s.closeRaces = true }, "CloseEnds"},

@@ -91,6 +91,12 @@ func serverErrors(c *check) {
 	c.comesFree(other, queued, "a waiter whom the servers had answered with errors was served, and its release,")
 	c.comesFree(other, unused, "an acquisition that the servers had answered with an error")
 	c.comesFree(b, unused, "an acquisition that the servers had answered with an error, its own client retrying,")
+	if !c.isDecided() {
+		c.failWaiters("met servers' errors", c.k.TTL/2, func(b *client) (heal func()) {
+			allow, _ := c.deny(b, newKey())
+			return allow
+		})
+	}
 	if !c.k.Service.NoRenew && !c.isDecided() && c.repeatedly(c.endsByError) {
 		c.breaks("three times a lease ended after the servers had answered one of its renewals with an error")
 	}

@@ -163,6 +163,7 @@ type simple struct {
 	closeStays bool          // a lease that is held when its client is closed leaves a goroutine
 	renewOnce  bool          // the renewals' script is loaded when the client opens
 	hangsAgain bool          // see hangs
+	backsOff   time.Duration // if not 0, a waiter doubles the pause between polls, up to this
 
 	ahead    *atomic.Int64
 	released atomic.Int32
@@ -226,7 +227,9 @@ type lease struct {
 	key      string
 	value    string
 	freed    atomic.Bool
-	renews   atomic.Int32  // with replies
+	renews   atomic.Int32 // with replies
+	renewed  atomic.Bool
+	hands    atomic.Int32  // renewals by hand
 	renewing chan struct{} // a semaphore of one
 	fence    uint64
 	until    atomic.Pointer[time.Time]
@@ -248,6 +251,8 @@ const (
 	handAsks
 	handOwn // any lease of its client
 	handCapped
+	handOnce  // the second renewal does nothing
+	handFails // and returns an error
 )
 
 func (l *lease) Renew(ctx context.Context) (err error) {
@@ -269,6 +274,12 @@ func (l *lease) Renew(ctx context.Context) (err error) {
 		ttl = min(ttl, 8000)
 	case handNothing:
 		return nil
+	case handOnce, handFails:
+		if l.hands.Add(1) > 1 && l.s.byHand == handOnce {
+			return nil
+		} else if l.hands.Load() > 1 {
+			return dlock.ErrLost
+		}
 	case handAsks:
 		if has, err := l.s.redis.Get(ctx, l.key).Result(); has != l.value {
 			return errors.Join(err, dlock.ErrLost)
@@ -287,6 +298,7 @@ func (l *lease) Renew(ctx context.Context) (err error) {
 	}
 	if until := start.Add(l.s.ttl); (err == nil || l.s.hopes && !errors.Is(err, dlock.ErrLost)) && (l.timer == nil || l.timer.Stop()) {
 		l.until.Store(&until)
+		l.renewed.Store(true)
 		if l.timer != nil {
 			l.timer.Reset(time.Until(until))
 		}
@@ -888,6 +900,7 @@ func (l *lease) renew(ctx context.Context) {
 		untold = untold || err == nil && l.s.renewal == renewUntold
 		if until := start.Add(l.s.ttl); err == nil && until.After(*l.until.Load()) {
 			l.until.Store(&until)
+			l.renewed.Store(true)
 		}
 	}
 }
@@ -1161,6 +1174,9 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 					break
 				}
 				isHeld = messages == nil && !s.sweeps && !s.session && !s.reentrant && s.redis.Exists(ctx, key).Val() > 0 // faster than a script
+				if s.backsOff > 0 {
+					again = min(2*again, s.backsOff)
+				}
 			case <-ctx.Done():
 				return nil, ctx.Err()
 			}
@@ -1410,6 +1426,30 @@ func misses(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lea
 	}
 }
 
+// wakesOnce has a waiter retry on the first message, and then only when the lease would have expired.
+func wakesOnce(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
+	sub := s.redis.Subscribe(ctx, key+":free")
+	defer sub.Close() //nolint:errcheck // it is only read
+	if _, err := sub.Receive(ctx); err != nil {
+		return nil, err
+	}
+	for messages := sub.ChannelWithSubscriptions(); ; {
+		l, err := s.TryAcquire(ctx, key)
+		if !errors.Is(err, dlock.ErrHeld) {
+			return l, err
+		}
+		select {
+		case m := <-messages: // or it has connected again
+			if _, told := m.(*redis.Message); told {
+				messages = nil
+			}
+		case <-time.After(s.redis.PTTL(ctx, key).Val()):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
 var says = redis.NewScript(`
 	if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
 	redis.call('publish', KEYS[1] .. ':free', 1) return redis.call('del', KEYS[1])`)
@@ -1495,6 +1535,110 @@ func saysLost(_ context.Context, _ *lease, free func() error) error {
 		return err
 	}
 	return dlock.ErrLost
+}
+
+func saysFailed(_ context.Context, _ *lease, free func() error) error {
+	if err := free(); err != nil {
+		return err
+	}
+	return errors.New("unexpected reply")
+}
+
+// saysLostRenewed says so of leases that have been renewed.
+func saysLostRenewed(_ context.Context, l *lease, free func() error) error {
+	if err := free(); err != nil || !l.renewed.Load() {
+		return err
+	}
+	return dlock.ErrLost
+}
+
+// releasesLast releases the last 100 leases of a client. The release of an older one returns err.
+func releasesLast(s *simple, err error) {
+	var got atomic.Int64
+	var numbers sync.Map
+	s.acquires = func(ctx context.Context, _ *simple, _ string, ask asking) (scenarios.Lease, error) {
+		l, err := ask(ctx)
+		if err == nil {
+			numbers.Store(l.(*lease), got.Add(1))
+		}
+		return l, err
+	}
+	s.tryCalls = s.acquires
+	s.releases = func(_ context.Context, l *lease, free func() error) error {
+		if number, ok := numbers.Load(l); ok && got.Load()-number.(int64) >= 100 {
+			return err
+		}
+		return free()
+	}
+}
+
+func isEnded(err error) bool { return isTimeout(err) || errors.Is(err, context.Canceled) }
+
+// spoils has an acquisition that failed so make its client's later ones hang, of the same key or of others.
+func spoils(isSo func(error) bool, same bool) wrapping {
+	var failed sync.Map
+	return func(ctx context.Context, _ *simple, key string, ask asking) (scenarios.Lease, error) {
+		spoilt := false
+		failed.Range(func(k, _ any) bool {
+			spoilt = spoilt || (k == key) == same
+			return true
+		})
+		if spoilt {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		l, err := ask(ctx)
+		if isSo(err) {
+			failed.Store(key, true)
+		}
+		return l, err
+	}
+}
+
+var next = redis.NewScript(`
+	redis.call('sadd', KEYS[2] .. ':joined', ARGV[1])
+	redis.call('psetex', KEYS[2] .. ARGV[1], 1000, 1)
+	local head = redis.call('lindex', KEYS[2], 0)
+	if ARGV[3] == '1' and head and redis.call('sismember', KEYS[2] .. ':joined', head) == 1 and redis.call('exists', KEYS[2] .. head) == 0 then
+		redis.call('lpop', KEYS[2])
+	elseif redis.call('exists', KEYS[1]) == 0 and (ARGV[3] == '0' or head == ARGV[1]) then
+		local first = redis.call('lpop', KEYS[2])
+		if first then redis.call('incr', KEYS[3]) redis.call('set', KEYS[1], first, 'px', ARGV[2]) end
+	end
+	return redis.call('get', KEYS[1]) == ARGV[1] and tonumber(redis.call('get', KEYS[3])) or 0`)
+
+// queues has waiters queue for the lock. One that fails, but not because its context ends, stays in the queue until it is granted the
+// lock. If joining, one that fails as it joins stays for ever, and others until they haven't polled for a second.
+func queues(joining bool) wrapping {
+	return func(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
+		me, waits := uuid.NewString(), false
+		err := s.redis.RPush(ctx, key+":line", me).Err()
+		for err == nil {
+			waits = true
+			var fence uint64
+			until := time.Now().Add(s.ttl)
+			if fence, err = next.Run(ctx, s.redis, []string{key, key + ":line", key + ":number"}, me, s.ttl.Milliseconds(), joining).Uint64(); fence > 0 {
+				l := s.granted(context.WithValue(ctx, valueKey{}, me), key)
+				l.fence = fence
+				l.until.Store(&until)
+				return l, nil
+			}
+			if err == nil {
+				select {
+				case <-time.After(19 * time.Millisecond):
+				case <-ctx.Done():
+					err = ctx.Err()
+				}
+			}
+		}
+		if isEnded(err) || joining && waits {
+			go s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error {
+				err := s.redis.LRem(ctx, key+":line", 1, me).Err()
+				return errors.Join(err, release.Run(ctx, s.redis, []string{key}, me).Err())
+			})
+		}
+		return nil, err
+	}
 }
 
 // joins has a try that is refused join a queue, and leave it in another message.

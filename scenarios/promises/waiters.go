@@ -13,7 +13,29 @@ import (
 	"github.com/fencelab/fencelab/scenarios"
 )
 
-func waiterServed(c *check) {
+func waiterServed(c *check) { c.together(c.longHolds, c.shortHolds) }
+
+// longHolds: a waiter whose pauses between polls grow without a limit may be served as late as it has waited. When it polls isn't
+// known, so the locks are released at different times.
+func (c *check) longHolds() {
+	if c.k.Fixed {
+		return
+	}
+	limit := c.limit()
+	c.each(3, func(i int) {
+		key, hold := newKey(), limit+limit>>i
+		l := c.take(c.lasting(), key)
+		w := c.wait(c.client(), key)
+		defer w.stop()
+		time.Sleep(hold)
+		c.release(l)
+		if err := w.pass(limit - patience); err != nil { // it allows patience more
+			c.blocked(key, "a waiter for a lock that was held for %v hadn't got it %v after its release: %v", hold, limit, err)
+		}
+	})
+}
+
+func (c *check) shortHolds() {
 	c.ownWaiters()
 	c.polls()
 	c.together(
@@ -34,16 +56,20 @@ func waiterServed(c *check) {
 		gone: (*faults.Link).Cut,
 	} {
 		a, b, next, other, key := c.lasting(), c.client(), c.client(), c.client(), newKey()
-		c.connect(b, next)
+		quick := c.client()
+		if what == waited { // it wakes first: the others must wait for its release, not for the end of its lease
+			quick, b, next = c.lasting(), c.slow(pause, b), c.slow(pause, next)
+		}
+		c.connect(b, next, quick)
 		l := c.take(a, key)
 		wg.Go(func() {
 			leaves := c.wait(b, key)
 			time.Sleep(pause)
 			first := c.wait(b, key)
 			time.Sleep(pause)
-			same := first
+			same, wakes := first, first
 			if what == waited {
-				same = c.wait(b, key)
+				same, wakes = c.wait(b, key), c.wait(quick, key)
 			}
 			second := c.wait(next, key)
 			for range 5 { // they wait by the time that other has done this
@@ -82,13 +108,15 @@ func waiterServed(c *check) {
 			}
 			if what == waited { // whichever is served first must leave the other's subscription alone
 				wg.Go(func() { served("one of two waiters of a client that ", same) })
+				wg.Go(func() { _ = wakes.pass(c.limitOf(quick)) })
 			}
 			served("a waiter who ", first)
 		})
 	}
 }
 
-// waiting has n waiters wait for a held key; the i-th is cancelled when leave(i) returns. It is unsure if none waited until then.
+// waiting has n waiters wait for a held key; the i-th is cancelled when leave(i) returns. It is unsure if none waited until then, or for
+// a quarter of a TTL.
 func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, leave func(i int)) {
 	var wg sync.WaitGroup
 	var stood atomic.Int32
@@ -105,7 +133,7 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 				leave(i)
 				cancel()
 			}()
-			done := make(chan struct{})
+			done, began := make(chan struct{}), time.Now()
 			go func() {
 				defer close(done)
 				l, err := c.guarded(func() (scenarios.Lease, error) { return cl.Acquire(ctx, key) })
@@ -119,6 +147,9 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 			}()
 			select {
 			case <-done:
+				if time.Since(began) > c.k.TTL/4 {
+					stood.Add(1)
+				}
 				return
 			case <-ctx.Done():
 				stood.Add(1)
@@ -199,6 +230,12 @@ func (c *check) othersCall() {
 }
 
 func waitersCutOff(c *check) {
+	c.failWaiters("were cut off", 0, func(b *client) (heal func()) { return c.inject(b, (*faults.Link).Cut) })
+	c.failWaiters("met refused connections", c.k.TTL/2, func(b *client) (heal func()) { return c.inject(b, (*faults.Link).Refuse) })
+}
+
+// failWaiters ends waits some time after a fault. Each that has failed by then may have left what gets the lock for a lease.
+func (c *check) failWaiters(how string, after time.Duration, fail func(b *client) (heal func())) {
 	a, b, key := c.lasting(), c.client(), newKey()
 	c.connect(b)
 	l := c.take(a, key)
@@ -214,11 +251,12 @@ func waitersCutOff(c *check) {
 		c.waiting(b, key, l, waiters, func(int) { <-cut.Done() }) //nolint:contextcheck // it has the check's
 	}()
 	time.Sleep(c.k.TTL / 2)
-	heal := c.inject(b, (*faults.Link).Cut)
+	heal := fail(b)
+	time.Sleep(after)
 	leave()
 	<-left
 	heal()
-	c.freeAfter(l, b, key, waiters, "were cut off")
+	c.freeAfter(l, b, key, waiters, how)
 }
 
 func (c *check) ownWaiters() {
