@@ -255,11 +255,14 @@ const (
 	handFails // and returns an error
 )
 
+// millis rounds up: a lease must not end early.
+func millis(d time.Duration) int64 { return (d + time.Millisecond - 1).Milliseconds() }
+
 func (l *lease) Renew(ctx context.Context) (err error) {
 	if l.s.busy {
 		defer keeps(ctx, l.renewing, &err)()
 	}
-	start, ttl, script := time.Now(), l.s.ttl.Milliseconds(), renew
+	start, ttl, script := time.Now(), millis(l.s.ttl), renew
 	switch l.s.byHand {
 	case handRight, handLate:
 	case handBlindly:
@@ -563,7 +566,7 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 	if s.clockToken {
 		ahead = fmt.Sprint(time.Duration(s.ahead.Load()).Microseconds())
 	}
-	ms := (ttl + time.Millisecond - 1).Milliseconds()
+	ms := millis(ttl)
 	if s.records {
 		if _, created := s.recorded.LoadOrStore(key, true); !created {
 			if s.redis.SetNX(ctx, key+":record", 1, 0).Err() != nil {
@@ -805,7 +808,7 @@ func (l *lease) renew(ctx context.Context) {
 		if _, lost := l.s.lostKeys.Load(l.key); lost && l.s.renewal == renewKeyOnce {
 			continue
 		}
-		start, ttl := time.Now(), l.s.ttl.Milliseconds()
+		start, ttl := time.Now(), millis(l.s.ttl)
 		short, cancel := context.WithDeadline(ctx, *l.until.Load())
 		if l.s.renewal == renewForEver {
 			short = ctx
@@ -1501,7 +1504,7 @@ func asksOn(ctx context.Context, l *lease, free func() error) error {
 		default:
 			short, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.s.ttl)
 			defer cancel()
-			renew.Run(short, l.s.redis, []string{l.key}, l.value, l.s.ttl.Milliseconds())
+			renew.Run(short, l.s.redis, []string{l.key}, l.value, millis(l.s.ttl))
 			time.AfterFunc(l.s.ttl/3, again)
 		}
 	}
@@ -1617,7 +1620,7 @@ func queues(joining bool) wrapping {
 			waits = true
 			var fence uint64
 			until := time.Now().Add(s.ttl)
-			if fence, err = next.Run(ctx, s.redis, []string{key, key + ":line", key + ":number"}, me, s.ttl.Milliseconds(), joining).Uint64(); fence > 0 {
+			if fence, err = next.Run(ctx, s.redis, []string{key, key + ":line", key + ":number"}, me, millis(s.ttl), joining).Uint64(); fence > 0 {
 				l := s.granted(context.WithValue(ctx, valueKey{}, me), key)
 				l.fence = fence
 				l.until.Store(&until)
