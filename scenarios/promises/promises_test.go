@@ -447,7 +447,7 @@ func TestBrokenOnce(t *testing.T) {
 		"waits end together":                {1, sharesWaits, "OneClient"},
 		"renewed by hand for its client":    {1, func(s *simple) { s.byHand = handOwn }, "RenewedByHand"},
 		"renewed by hand by a default":      {1, func(s *simple) { s.byHand = handCapped }, "LeaseLasts"},
-		"renewed by hand in whole seconds":  {1, func(s *simple) { s.script = whole }, "RenewedByHand"},
+		"renewed by hand in whole seconds":  {1, func(s *simple) { s.byHand = handWhole }, "RenewedByHand"},
 		"at most eight seconds":             {1, func(s *simple) { s.capped = true }, "LeaseLasts"},
 		"renewed until one is lost":         {1, func(s *simple) { s.renewal = renewToLoss }, "HolderReturns LeaseRenewed"},
 		"a closed client's goroutine":       {1, func(s *simple) { s.leaksClosed = true }, "NothingLeft"},

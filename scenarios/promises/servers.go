@@ -449,8 +449,8 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		key, brief, known, queued := newKey(), newKey(), newKey(), newKey()
 		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
 		c.free(c.take(early, known))
-		c.take(c.lasting(), queued)
-		waiting := c.lasting()
+		c.take(c.times(3), queued)
+		waiting := c.times(3) // it may poll at the end of a lease
 		c.connect(waiting)
 		waits := c.wait(waiting, queued)
 		defer waits.stop()
@@ -467,7 +467,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		defer kept()
 		c.comesFree(early, known, after+", for a client that had had the lock before,")
 		served := make(chan error, 1)
-		go func() { served <- waits.pass(c.limitOf(early)) }()
+		go func() { served <- waits.pass(c.limitOf(waiting)) }()
 		later, err := c.acquire(early, key)
 		if err != nil {
 			if _, failed := c.try(other, key); errors.Is(failed, dlock.ErrHeld) && lasts(old, time.Now()) {
@@ -503,7 +503,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		_ = c.persistentRelease(later) // a lock that can't release any more breaks the promise
 		c.comesFree(other, key, after+", and a connected client had got the lock and released it,")
 		if err := <-served; err != nil && c.freed(other, queued) {
-			c.blocked(queued, "after %s one who waited for a lock hadn't got it in %v or more, and it was free: %v", after, c.limitOf(early), err)
+			c.blocked(queued, "after %s one who waited for a lock hadn't got it in %v or more, and it was free: %v", after, c.limitOf(waiting), err)
 		}
 		if c.wait(early, brief).pass(c.limitOf(early)) != nil { // its holder may have renewed it since
 			return sure

@@ -251,6 +251,7 @@ const (
 	handAsks
 	handOwn // any lease of its client
 	handCapped
+	handWhole // whole seconds
 	handOnce  // the second renewal does nothing
 	handFails // and returns an error
 )
@@ -275,6 +276,8 @@ func (l *lease) Renew(ctx context.Context) (err error) {
 		script = ofOwner
 	case handCapped:
 		ttl = min(ttl, 8000)
+	case handWhole:
+		ttl = l.s.ttl.Truncate(time.Second).Milliseconds()
 	case handNothing:
 		return nil
 	case handOnce, handFails:
@@ -321,7 +324,6 @@ var (
 		return fence`)
 	renew   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
 	add     = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], redis.call('pttl', KEYS[1]) + ARGV[2]) end return 0`)
-	whole   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2] - ARGV[2] % 1000) end return 0`)
 	eight   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], math.min(ARGV[2], 8000)) end return 0`)
 	ofOwner = redis.NewScript(`
 		if string.sub(redis.call('get', KEYS[1]) or '', 1, 36) == string.sub(ARGV[1], 1, 36) then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
