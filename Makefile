@@ -37,6 +37,7 @@ testbed = $(or $(filter-out auto,$(FENCELAB_TESTBED)),$(shell cat bin/testbed 2>
 
 # Tests get a directory of their own for temporary files, which goes whatever becomes of them. The scenarios wait most of the
 # time; they come first, so that the other packages' tests have the cores meanwhile. No package may come after a test's own flag.
+# `make check` vets.
 .PHONY: test
 test: modules setup ## Set up, run the tests, and say what ran (PKG=./... RACE=off TESTFLAGS="-v -run TestX" SERVERS=all SETUP=off)
 	@$(MAKE) --no-print-directory run-tests
@@ -47,7 +48,7 @@ run-tests:
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir" || { sleep 2; rm -rf "$$dir"; }' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
 	$(GO) build -buildvcs=false -o "$$dir/suite" ./internal/suite || exit; \
-	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter on,$(RACE)),-race) -timeout 30m -parallel 4 \
+	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" -vet=off $(if $(filter on,$(RACE)),-race) -timeout 30m -parallel 4 \
 		$(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG) $(TESTFLAGS) & pid=$$!; \
 	trap 'wait $$pid; exit 130' INT; trap 'kill $$pid; wait $$pid; exit 143' TERM HUP; \
 	wait $$pid
