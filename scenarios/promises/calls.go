@@ -294,6 +294,20 @@ func (c *check) givenUp(what string, fault linkFault, call func(cl *client, key 
 	c.comesFree(a, newKey(), what+", of another lock, its own client trying this one,")
 }
 
+// openedRefused: a client that was opened while it couldn't connect may never recover.
+func (c *check) openedRefused() {
+	a, err := c.open(c.k.TTL, func(cl *client) error {
+		heal, err := c.injected(cl, (*faults.Link).Refuse)
+		time.AfterFunc(patience/5, heal) // Open may wait for that
+		return err
+	})
+	if err != nil { // so it says
+		return
+	}
+	time.Sleep(patience / 5)
+	c.comesFree(a, newKey(), "it had been opened while the servers refused connections,")
+}
+
 func (c *check) failedAcquire() {
 	for what, fault := range map[string]linkFault{
 		"was late": (*faults.Link).HoldRequests, "got no reply": (*faults.Link).LoseReplies,
@@ -446,6 +460,7 @@ func everyMessage(c *check) {
 		}
 	}
 	c.brokenCalls()
+	c.openedRefused()
 	if more != "" && !c.isDecided() {
 		c.excluded = true
 		c.unsure("%s", more)
@@ -596,15 +611,17 @@ func endsWithContext(c *check) {
 	a, b, released, acquired := c.client(), c.client(), newKey(), newKey()
 	l := c.take(a, released)
 	c.call(patience, func() (scenarios.Lease, error) { return nil, l.Release(ended) })
-	c.call(patience, func() (scenarios.Lease, error) {
-		l, err := a.Acquire(ended, acquired)
-		if err == nil {
-			c.free(l)
-		}
-		return nil, err
-	})
+	for _, call := range []call{acquiring(a, acquired), trying(a, acquired)} {
+		c.call(patience, func() (scenarios.Lease, error) {
+			l, err := call(ended)
+			if err == nil {
+				c.free(l)
+			}
+			return nil, err
+		})
+		c.comesFree(b, acquired, "an acquisition whose context had ended before")
+	}
 	c.comesFree(b, released, "a release whose context had ended before")
-	c.comesFree(b, acquired, "an acquisition whose context had ended before")
 	c.outlives()
 }
 
@@ -676,6 +693,7 @@ func closeEnds(c *check) {
 		c.blocked(key, "after Close nobody had got the lock in %v or more, though the lease was over: %v", c.limit(), err)
 	}
 	c.releasedAndClosed()
+	c.lostAndClosed()
 	if !c.isDecided() {
 		c.closedCalls()
 	}
@@ -693,7 +711,10 @@ func (c *check) closedCalls() {
 			c.breaks("Close hadn't returned after %v while an acquisition of its client waited", limit)
 		}
 	}
-	calls := map[string]call{"Release": releasing(l), "Acquire": acquiring(b, key)}
+	calls := map[string]call{"Release": releasing(l), "Acquire": acquiring(b, key), "TryAcquire": trying(b, key)}
+	if r, ok := l.(renewer); ok {
+		calls["Renew"] = without(r.Renew)
+	}
 	if _, ok := b.Lock.(scenarios.Adapter); ok { // Shut is the user's, and may be called once
 		shut()
 	} else {
@@ -724,6 +745,24 @@ func (c *check) releasedAndClosed() {
 	}
 }
 
+// lostAndClosed: Close may free what the client doesn't have any more.
+func (c *check) lostAndClosed() {
+	c.often(func() (sure bool) {
+		a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+		c.take(a, key)
+		heal := c.inject(a, (*faults.Link).Cut)
+		l, err := c.acquire(b, key)
+		heal()
+		if err != nil { // LeaseLasts reports it
+			return true
+		}
+		defer c.free(l)
+		c.gets(a) // it reconnects
+		c.close(a, patience)
+		return c.stays(l, other, key, "Close of a client that had lost the lock")
+	})
+}
+
 func nothingLeft(c *check) {
 	a, b, key := c.client(), c.lasting(), newKey() // a may clean up for as long as leases that it never got would have lasted
 	held := c.take(b, key)
@@ -750,7 +789,11 @@ func nothingLeft(c *check) {
 		times, each int // calls of do, and operations in each
 		do          func()
 	}{
-		{"grants and releases", 100, 1, func() { c.connect(a) }},
+		{"grants, renewals by hand and releases", 100, 1, func() {
+			l := c.take(a, newKey())
+			c.renewByHand(l)
+			c.free(l)
+		}},
 		{"failed tries", 100, 1, func() { _, _ = c.try(a, key) }},
 		{"cancelled waits", 100, 1, func() { c.within(pause, acquiring(a, key)) }},
 		{"waits that were served", 3, many, func() {
@@ -770,10 +813,12 @@ func nothingLeft(c *check) {
 			}
 			wg.Wait()
 		}},
-		{"tries without a reply", 3, many, func() {
-			heal := c.inject(a, (*faults.Link).LoseReplies)
-			c.each(many, func(int) { c.within(a.ttl/5, trying(a, newKey())) })
-			heal()
+		{"tries without a reply, and as many without a connection", 3, many, func() {
+			for _, fault := range []linkFault{(*faults.Link).LoseReplies, (*faults.Link).Refuse} {
+				heal := c.inject(a, fault)
+				c.each(many, func(int) { c.within(a.ttl/5, trying(a, newKey())) })
+				heal()
+			}
 		}},
 		{"leases that were lost, and as many releases while a renewal was under way", 3, many / 2, func() {
 			var leases []scenarios.Lease

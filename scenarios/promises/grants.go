@@ -1,7 +1,6 @@
 package promises
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -24,6 +23,38 @@ func exclusive(c *check) {
 		}
 	}
 	c.failedTries()
+	c.races()
+}
+
+// races: a call that another one's overtakes may fail in another way than one that finds the lock held.
+func (c *check) races() {
+	const rounds = 8
+	clients := []*client{c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting()}
+	c.connect(clients...)
+	var says atomic.Value
+	if c.repeatedly(func() bool {
+		var failed atomic.Pointer[client]
+		for i := 0; i < rounds && failed.Load() == nil; i++ {
+			key, call := newKey(), []func(*client, string) call{trying, acquiring}[i%2]
+			c.each(len(clients), func(i int) {
+				asked := time.Now()
+				l, err := c.within(patience, call(clients[i], key)).granted()
+				if err != nil && !errors.Is(err, dlock.ErrHeld) && time.Since(asked) < tryLimit/10 {
+					says.Store(err.Error())
+					failed.Store(clients[i])
+				}
+				c.free(l)
+			})
+		}
+		if failed.Load() == nil {
+			return false
+		}
+		l, err := c.try(failed.Load(), newKey())
+		c.free(l)
+		return err == nil
+	}) {
+		c.breaks("three times a call failed at once that raced with others' for a lock, with %q, which doesn't wrap dlock.ErrHeld; of an unused lock it didn't", says.Load())
+	}
 }
 
 func (c *check) failedTries() {
@@ -80,19 +111,27 @@ func (c *check) siblings(a *client) {
 		c.breaks("three times, while another caller of its client waited for a held lock, TryAcquire of it waited for more than %v, too", tryLimit)
 	}
 	waiter.stop()
-	var says string
-	if c.repeatedly(func() bool {
-		leaves := c.wait(a, key)
-		time.Sleep(2 * pause)
-		stays := c.wait(a, key)
-		defer stays.stop()
-		time.Sleep(5 * pause)
-		leaves.stop()
-		time.Sleep(5 * pause)
-		says, _ = stays.failed.Load().(string)
-		return strings.Contains(says, context.Canceled.Error())
-	}) {
-		c.breaks("three times an acquisition whose context hadn't ended returned %q when another caller's of its client had", says)
+	b := c.client()
+	for when, disturb := range map[string]func(leaves wait){
+		"another caller's of its client had": func(leaves wait) { leaves.stop() },
+		"its client's try had been refused":  func(wait) { _, _ = c.try(a, key) },
+	} {
+		var says string
+		if c.repeatedly(func() bool {
+			leaves := c.wait(a, key)
+			defer leaves.stop()
+			time.Sleep(2 * pause)
+			stays, another := c.wait(a, key), c.wait(b, key)
+			defer stays.stop()
+			defer another.stop()
+			time.Sleep(5 * pause)
+			disturb(leaves)
+			time.Sleep(5 * pause)
+			says, _ = stays.failed.Load().(string)
+			return says != "" && another.failed.Load() == nil
+		}) {
+			c.breaks("three times an acquisition whose context hadn't ended returned %q when %s; another client's went on", says, when)
+		}
 	}
 }
 
@@ -265,10 +304,15 @@ func tokensIncrease(c *check) {
 		_ = c.do(next(a, "a release by the same client").Release)
 		_ = c.do(next(b, "a release by another client").Release)
 	}
-	next(a, "a release")
+	old := next(a, "a release")
+	token := old.Fence()
 	heal := c.inject(a, (*faults.Link).Cut)
 	_ = c.do(next(b, "a lease that ran out").Release)
 	heal()
+	_ = c.do(next(a, "its client's lease that ran out").Release)
+	if old.Fence() != token {
+		c.breaks("a lease that ran out had the token %d, and %d when its client had got the lock again", token, old.Fence())
+	}
 	for i := range a.links {
 		if len(a.links) < 3 { // one of them can't be spared
 			break
@@ -462,7 +506,7 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 			released[key] = c.do(l.Release)
 		}
 	}
-	for i, key := range keys[len(keys)-small:][:100] { // CRC-32 of fewer that differ in two digits may have no byte in common with others'
+	for i, key := range keys[:len(keys)-small+100] { // CRC-32 of fewer that differ in two digits may have no byte in common with others'
 		err, ok := released[key]
 		if !ok || !c.refusedAgain(clients[0], key) {
 			continue
@@ -470,8 +514,8 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 		if err != nil { // the servers may have failed it
 			err = c.persistentRelease(held[key])
 		}
-		if err == nil || c.do(c.take(clients[(len(keys)-small+i)%2], newKey()).Release) == nil {
-			c.comesFree(c.client(), key, fmt.Sprintf("its release, while its client held others, returned %q,", fmt.Sprint(err)))
+		if err == nil || c.do(c.take(clients[i%2], newKey()).Release) == nil {
+			c.comesFree(c.client(), key, fmt.Sprintf("the release of %.80q, while its client held others, returned %q,", key, fmt.Sprint(err)))
 		}
 		break
 	}

@@ -25,8 +25,12 @@ func leaseLasts(c *check) {
 	}
 	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
 		a, b, holder := c.slow(slow, c.client()), c.client(), c.lasting()
+		dies, after := slow > 0, " that was waited for"
+		if dies {
+			holder, after = c.client(), " after that of a holder who was cut off"
+		}
 		wg.Go(func() {
-			c.outlast(&client{Lock: waiter{a.Lock, c, holder}, links: a.links}, b, slow, 0, " that was waited for")
+			c.outlast(&client{Lock: waiter{a.Lock, c, holder, dies}, links: a.links}, b, slow, 0, after)
 		})
 	}
 	a, b := c.client(), c.client()
@@ -141,11 +145,12 @@ func (c *check) allTold(a, b *client) {
 	}
 }
 
-// waiter is a lock whose TryAcquire waits for most of a lease, until holder releases the lock.
+// waiter is a lock whose TryAcquire waits for most of a lease, until holder releases the lock, or for the lease of one who dies.
 type waiter struct {
 	scenarios.Lock
 	c      *check
 	holder *client
+	dies   bool
 }
 
 func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
@@ -153,7 +158,11 @@ func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 	if err != nil {
 		return nil, err
 	}
-	time.AfterFunc(w.c.k.TTL*3/4, func() { w.c.release(l) })
+	if !w.dies {
+		time.AfterFunc(w.c.k.TTL*3/4, func() { w.c.release(l) })
+	} else if _, err := w.c.injected(w.holder, (*faults.Link).Cut); err != nil { //nolint:contextcheck // see above
+		return nil, err
+	}
 	return w.Acquire(ctx, key)
 }
 
@@ -308,6 +317,13 @@ func renewedByHand(c *check) {
 		extends(c.k.TTL / 3) // its requests may have a shorter time limit
 	}
 	c.outlasts("a renewal", func(_ *client, l scenarios.Lease) call { return without(l.(renewer).Renew) })
+	c.outlasts("a renewal whose context had ended before,", func(_ *client, l scenarios.Lease) call {
+		return func(ctx context.Context) (scenarios.Lease, error) {
+			ended, end := context.WithCancel(ctx)
+			end()
+			return nil, l.(renewer).Renew(ended)
+		}
+	})
 	c.together(
 		func() { c.waitedFor(&client{Lock: byHand{c.times(3).Lock, c}}) }, c.addUp,
 		func() { c.oddRenewals(func(l scenarios.Lock) scenarios.Lock { return byHand{l, c} }) },
@@ -496,6 +512,7 @@ func (c *check) sameClient() {
 			c.free(old)
 		}
 	}
+	leaves := func(*client, string, string, scenarios.Lease) {}
 	calls := map[string]func(a *client, key, held string, old scenarios.Lease){
 		"the release of an old lease of the same lock": freesOld,
 		"a failed try of its own client":               func(a *client, key, _ string, _ scenarios.Lease) { _, _ = c.try(a, key) },
@@ -517,11 +534,14 @@ func (c *check) sameClient() {
 			time.Sleep(old.TTL()) // until a renewal sees that
 		}
 	}
-	parts := []func(){func() {
-		c.keepsOn("the release of a lease of the same lock that had run out", true, freesOld)
-	}}
+	var parts []func()
+	for what, call := range map[string]func(a *client, key, held string, old scenarios.Lease){
+		afterLoss: freesOld, afterWait: leaves, afterDeath: leaves, afterRelease: leaves, afterTry: leaves,
+	} {
+		parts = append(parts, func() { c.keepsOn(what, call) })
+	}
 	for what, call := range calls {
-		parts = append(parts, func() { c.keepsOn(what, false, call) })
+		parts = append(parts, func() { c.keepsOn(what, call) })
 	}
 	c.together(parts...)
 }
@@ -614,28 +634,55 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 	}
 }
 
-// keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is
-// an earlier lease of key.
-func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held string, old scenarios.Lease)) {
+// What comes before a lease.
+const (
+	afterLoss    = "the release of a lease of the same lock that had run out"
+	afterWait    = "its holder had waited for a release"
+	afterDeath   = "its holder had waited for the end of another's lease"
+	afterRelease = "a release of the same lock that got no reply"
+	afterTry     = "a try of the same lock that got no reply"
+)
+
+// keepsOn checks that what came before, or call by the holder's client a, doesn't end the renewals of key's lease. Another client
+// holds held; old is an earlier lease of key.
+func (c *check) keepsOn(what string, call func(a *client, key, held string, old scenarios.Lease)) {
 	ended := thrice{c: c, last: time.Now()}
 	c.often(func() (sure bool) {
 		a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
-		old := c.take(a, key)
-		if ranOut {
-			heal := c.inject(a, (*faults.Link).Cut)
+		first := a
+		if what == afterWait || what == afterDeath {
+			first = c.client()
+			c.connect(a)
+			key = c.odd(first)
+		}
+		old, heal := c.take(first, key), func() {}
+		switch what {
+		case afterWait:
+			time.AfterFunc(5*pause, func() { c.free(old) })
+		case afterDeath:
+			c.inject(first, (*faults.Link).Cut)
+		case afterLoss:
+			heal = c.inject(a, (*faults.Link).Cut)
+		case afterRelease:
+			c.during(a, (*faults.Link).LoseReplies, releasing(old))
+		case afterTry:
+			c.free(old)
+			c.during(a, (*faults.Link).LoseReplies, trying(a, key))
+		default:
+			c.free(old)
+		}
+		if what == afterLoss || what == afterRelease || what == afterTry {
 			if c.wait(b, key).pass(4*max(a.ttl, c.k.Service.MinSession)+patience) != nil { // LeaseLasts reports it
 				return true
 			}
-			heal()
-		} else {
-			c.free(old)
 		}
+		heal()
 		l, same := c.take(a, key), c.take(b, held)
 		time.Sleep(l.TTL() / 2) // until it has been renewed
 		call(a, key, held, old)
 		time.Sleep(l.TTL() + c.k.TTL)
 		sure = c.still(l, b, key, what)
-		ended.see(endsAlone(l, same), "3 times renewals stopped after %s; those of another client went on", what)
+		ended.see(endsAlone(l, same), "3 times renewals of %.100q stopped after %s; those of another client went on", key, what)
 		c.free(l, same)
 		return sure
 	})
@@ -681,6 +728,9 @@ func holderReturns(c *check) {
 				if !c.still(later, other, key, "the old holder "+what+",") {
 					return false
 				}
+			}
+			if _, err := c.briefly(trying(a, key)).granted(); err == nil && lasts(later, time.Now()) { // it may go by what it remembers
+				c.breaks("the old holder %s, and was granted the lock while its successor's lease lasted", what)
 			}
 			c.release(later)
 			c.comesFree(other, key, "the old holder "+what+" and the new one released,")

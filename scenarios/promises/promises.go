@@ -171,6 +171,8 @@ func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 		switch {
 		case l.Context() == nil:
 			c.cannot("Lease.Context is nil: it ends when the lease must be presumed lost")
+		case l.Context().Err() != nil:
+			c.cannot("Lease.Context had ended at its grant: it ends when the lease must be presumed lost")
 		case l.TTL() <= 0:
 			c.cannot("Lease.TTL is %v: it is how long the lease lasts unless it is renewed", l.TTL())
 		case (l.Fence() == 0) != k.Service.NoTokens:

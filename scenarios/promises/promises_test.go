@@ -399,6 +399,54 @@ func TestBroken(t *testing.T) {
 		"lost, if renewed by hand":      {func(s *simple) { s.releases = saysLostRenewed }, []string{"ReleaseRepeated"}},
 		"renewed by hand once":          {func(s *simple) { s.byHand = handOnce }, []string{"RenewedByHand"}},
 		"renewed by hand, then refused": {func(s *simple) { s.byHand = handFails }, []string{"RenewedByHand"}},
+		"a waiter's isn't renewed":      {renewsBut(func(_ *simple, _ string, waited bool) bool { return waited }), []string{"LeaseRenewed"}},
+		"odd keys aren't renewed":       {renewsBut(func(_ *simple, key string, _ bool) bool { return isOdd(key) }), []string{"LeaseRenewed"}},
+		"a successor's isn't renewed":   {renewsSucceeding, []string{"LeaseRenewed"}},
+		"a successor's has no TTL":      {func(s *simple) { succeeding(s, func(l *lease) { l.s.redis.Persist(l.ctx, l.key) }) }, []string{"LeaseLasts"}},
+		"a failed release ends the next": {func(s *simple) {
+			renewsBut(isMarked)(s)
+			s.releases = func(_ context.Context, l *lease, free func() error) error {
+				err := free()
+				if isEnded(err) {
+					l.s.latest.Store(l.key, true)
+				}
+				return err
+			}
+		}, []string{"LeaseRenewed"}},
+		"a failed try ends the next": {func(s *simple) {
+			renewsBut(isMarked)(s)
+			renewed := s.tryCalls
+			s.tryCalls = func(ctx context.Context, s *simple, key string, try asking) (scenarios.Lease, error) {
+				l, err := renewed(ctx, s, key, try)
+				if isEnded(err) {
+					s.latest.Store(key, true)
+				}
+				return l, err
+			}
+		}, []string{"LeaseRenewed"}},
+		"odd keys aren't released": {func(s *simple) {
+			s.releases = func(_ context.Context, l *lease, free func() error) error {
+				if isOdd(l.key) {
+					return nil
+				}
+				return free()
+			}
+		}, []string{"KeysIndependent"}},
+		"a race is an error":             {conflicts(), []string{"Exclusive"}},
+		"odd keys' waiters aren't told":  {func(s *simple) { s.acquires = sleepsIfOdd }, []string{"WaiterServed"}},
+		"a release waits for a server":   {func(s *simple) { s.majority, s.waits = true, true }, []string{"Partition"}},
+		"Close frees what is lost":       {func(s *simple) { s.closes = deletesAll; s.releases = unchanged }, []string{"CloseEnds"}},
+		"opened in vain":                 {opensInVain, []string{"EveryMessage"}},
+		"a cancelled wait fails others":  {func(s *simple) { failsWaits(s, func(err error) bool { return errors.Is(err, context.Canceled) }) }, []string{"OneClient"}},
+		"a refused try fails waits":      {func(s *simple) { failsWaits(s, func(err error) bool { return errors.Is(err, dlock.ErrHeld) }) }, []string{"OneClient"}},
+		"short waits are endless":        {func(s *simple) { s.acquires, s.tryCalls = roundsDown, roundsDown }, []string{"WaiterCancelled"}},
+		"a refused try's goroutine":      {func(s *simple) { s.tryCalls = leavesOn(isRefused) }, []string{"NothingLeft"}},
+		"a renewal's goroutine":          {func(s *simple) { s.renews = leavesRenewal }, []string{"NothingLeft"}},
+		"tries though its context ended": {func(s *simple) { s.tryCalls = triesOn }, []string{"EndsWithContext"}},
+		"an ended context loses":         {func(s *simple) { s.renews = losesIfEnded }, []string{"RenewedByHand"}},
+		"renewing panics when closed":    {func(s *simple) { s.renews = panicsIfClosed }, []string{"CloseEnds"}},
+		"a try hangs when closed":        {func(s *simple) { s.tryCalls = hangsIfClosed }, []string{"CloseEnds"}},
+		"an old lease has a new token":   {func(s *simple) { s.tryCalls = sharesToken; s.acquires = sharesToken }, []string{"TokensIncrease"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -529,6 +577,24 @@ func TestReentrant(t *testing.T) {
 		"counts":                 {counting(counts), nil},
 		"counts, and renews":     {func(s *simple) { s.renewal = renewRight; counting(counts)(s) }, nil},
 		"an inner release frees": {func(s *simple) { s.reentrant = true }, []string{"LeaseLasts"}},
+		"a lost lease is granted again": {func(s *simple) {
+			counting(counts)(s)
+			counted, released := s.acquires, s.releases
+			s.acquires = func(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
+				l, err := counted(ctx, s, key, acquire)
+				if err == nil {
+					s.latest.Store(key, true)
+				} else if errors.Is(err, dlock.ErrHeld) && isMarked(s, key, false) {
+					return s.granted(ctx, key), nil
+				}
+				return l, err
+			}
+			s.tryCalls = s.acquires
+			s.releases = func(ctx context.Context, l *lease, free func() error) error {
+				l.s.latest.Delete(l.key)
+				return released(ctx, l, free)
+			}
+		}, []string{"HolderReturns"}},
 		"an inner grant counts twice": {counting(func(h *hold, gets bool) {
 			if gets {
 				h.n++
@@ -563,6 +629,17 @@ type silent struct{ scenarios.Lock }
 
 func (silent) Acquire(context.Context, string) (scenarios.Lease, error) { return nil, nil }
 func (silent) Close() error                                             { return nil }
+
+// ended ends a lease's context with the call that got it.
+type ended struct{ scenarios.Lock }
+
+func (l ended) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	got, err := l.Lock.TryAcquire(ctx, key)
+	if err == nil {
+		got.(*lease).cancel()
+	}
+	return got, err
+}
 
 // The values are from PostgreSQL 15.
 func TestHashtext(t *testing.T) {
@@ -599,6 +676,13 @@ func testAdapter(t *testing.T, good promises.Kit) {
 		"Lease.Fence is 1, and Service.NoTokens is true":                                                    func(k *promises.Kit) { k.Service.NoTokens = true },
 		"the lock returned neither a lease nor an error": func(k *promises.Kit) {
 			k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) { return silent{}, nil }
+		},
+		"Lease.Context had ended at its grant": func(k *promises.Kit) {
+			open := k.Open
+			k.Open = func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+				l, err := open(ctx, s)
+				return ended{l}, err
+			}
 		},
 		"mine: open: got no lock and no error": func(k *promises.Kit) {
 			k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) { return nil, nil } //nolint:nilnil // the defect

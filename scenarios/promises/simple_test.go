@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -146,6 +147,9 @@ type simple struct {
 	releases   func(ctx context.Context, l *lease, release func() error) error
 	acquires   wrapping
 	tryCalls   wrapping
+	opens      func(ctx context.Context, s *simple)
+	closes     func(s *simple)
+	renews     func(ctx context.Context, l *lease, renew func() error) error        // by hand
 	observes   func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
 	deafens    bool                                                                 // an error: waiters then wait for the lease's end
 	deafened   atomic.Bool
@@ -156,6 +160,7 @@ type simple struct {
 	script     *redis.Script // of renewals
 	hopes      bool          // a renewal by hand that fails prolongs the lease for its holder
 	renewFrees bool          // or frees it
+	waits      bool          // for each server, a release
 	spares     bool          // a majority's release spares the servers that didn't reply
 	closeRaces bool          // two calls of Close at once may both close the client
 	waitStays  bool          // Close leaves the connections, and what is granted after it is renewed for good
@@ -229,6 +234,7 @@ type lease struct {
 	freed    atomic.Bool
 	renews   atomic.Int32 // with replies
 	renewed  atomic.Bool
+	idle     atomic.Bool   // it isn't renewed
 	hands    atomic.Int32  // renewals by hand
 	renewing chan struct{} // a semaphore of one
 	fence    uint64
@@ -259,7 +265,14 @@ const (
 // millis rounds up: a lease must not end early.
 func millis(d time.Duration) int64 { return (d + time.Millisecond - 1).Milliseconds() }
 
-func (l *lease) Renew(ctx context.Context) (err error) {
+func (l *lease) Renew(ctx context.Context) error {
+	if l.s.renews != nil {
+		return l.s.renews(ctx, l, func() error { return l.renewNow(ctx) })
+	}
+	return l.renewNow(ctx)
+}
+
+func (l *lease) renewNow(ctx context.Context) (err error) {
 	if l.s.busy {
 		defer keeps(ctx, l.renewing, &err)()
 	}
@@ -373,6 +386,9 @@ func open(set func(*simple)) scenarios.Open {
 			}
 		}
 		l.redis = redis.NewClient(o)
+		if l.opens != nil {
+			l.opens(ctx, l)
+		}
 		if l.leaksClosed {
 			go func() {
 				<-l.closed
@@ -803,7 +819,7 @@ func (l *lease) renew(ctx context.Context) {
 		if l.s.renewal == renewToTry && l.s.tried.Load() == l.key {
 			return
 		}
-		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing || l.s.renewal == renewTwice && tries > 6 ||
+		if tries%3 != 0 || ctx.Err() != nil || l.idle.Load() || l.s.renewal == renewNothing || l.s.renewal == renewTwice && tries > 6 ||
 			l.s.renewal == renewToLoss && l.s.losses.Load() > 0 || l.s.renewal == renewGroup && l.s.losses.Load() != losses {
 			continue
 		}
@@ -1237,6 +1253,9 @@ func (s *simple) Close() error {
 		ends = func(f func()) { f() }
 	}
 	ends(func() { close(s.closed) })
+	if s.closes != nil {
+		s.closes(s)
+	}
 	if s.waitStays {
 		return nil
 	}
@@ -1864,4 +1883,210 @@ func givesUp(ctx context.Context, _ *simple, _ string, acquire asking) (scenario
 		err = dlock.ErrHeld
 	}
 	return l, err
+}
+
+// renewsBut renews leases except those of which isSo.
+func renewsBut(isSo func(s *simple, key string, waited bool) bool) func(s *simple) {
+	return func(s *simple) {
+		s.renewal = renewRight
+		renews := func(waits bool) wrapping {
+			return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+				began := time.Now()
+				l, err := ask(ctx)
+				if err == nil && isSo(s, key, waits && time.Since(began) > 50*time.Millisecond) {
+					l.(*lease).idle.Store(true)
+				}
+				return l, err
+			}
+		}
+		s.acquires, s.tryCalls = renews(true), renews(false)
+	}
+}
+
+func isOdd(key string) bool { return url.PathEscape(key) != key }
+
+func isMarked(s *simple, key string, _ bool) bool {
+	_, ok := s.latest.Load(key)
+	return ok
+}
+
+// succeeding does something with a lease whose predecessor hasn't been released.
+func succeeding(s *simple, do func(l *lease)) {
+	s.acquires = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+		l, err := ask(ctx)
+		if err == nil && s.redis.Incr(l.Context(), key+":grants").Val() > 1 {
+			do(l.(*lease))
+		}
+		return l, err
+	}
+	s.tryCalls = s.acquires
+	s.releases = func(ctx context.Context, l *lease, free func() error) error {
+		err := free()
+		if err == nil {
+			l.s.redis.Del(ctx, l.key+":grants")
+		}
+		return err
+	}
+}
+
+func renewsSucceeding(s *simple) {
+	s.renewal = renewRight
+	succeeding(s, func(l *lease) { l.idle.Store(true) })
+}
+
+func sleepsIfOdd(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
+	for isOdd(key) {
+		l, err := s.try(ctx, key)
+		if !errors.Is(err, dlock.ErrHeld) {
+			return l, err
+		}
+		select {
+		case <-time.After(s.redis.PTTL(ctx, key).Val()):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return acquire(ctx)
+}
+
+func unchanged(_ context.Context, _ *lease, free func() error) error { return free() }
+
+func deletesAll(s *simple) {
+	for _, l := range s.allHeld() {
+		if !l.freed.Load() {
+			s.redis.Del(context.Background(), l.key)
+		}
+	}
+}
+
+// opensInVain has a client that can't connect when it opens fail for ever.
+func opensInVain(s *simple) {
+	var failed error
+	s.opens = func(ctx context.Context, s *simple) { failed = s.redis.Ping(ctx).Err() }
+	s.acquires = func(ctx context.Context, _ *simple, _ string, ask asking) (scenarios.Lease, error) {
+		if failed != nil {
+			return nil, failed
+		}
+		return ask(ctx)
+	}
+	s.tryCalls = s.acquires
+}
+
+// failsWaits has a client's waiters fail when one of its calls does so.
+func failsWaits(s *simple, so func(error) bool) {
+	var mu sync.Mutex
+	waits, closed := map[int]context.CancelCauseFunc{}, errors.New("connection closed")
+	ends := func(err error) {
+		if so(err) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, end := range waits {
+				end(closed)
+			}
+		}
+	}
+	s.acquires = func(ctx context.Context, _ *simple, _ string, acquire asking) (scenarios.Lease, error) {
+		own, end := context.WithCancelCause(ctx)
+		mu.Lock()
+		n := len(waits)
+		waits[n] = end
+		mu.Unlock()
+		l, err := acquire(own)
+		if err != nil && errors.Is(context.Cause(own), closed) {
+			return nil, closed
+		}
+		ends(err)
+		return l, err
+	}
+	s.tryCalls = func(ctx context.Context, _ *simple, _ string, try asking) (scenarios.Lease, error) {
+		l, err := try(ctx)
+		ends(err)
+		return l, err
+	}
+}
+
+// roundsDown has the server wait for whole seconds, and 0 mean for ever, unless the client itself has had the lock.
+func roundsDown(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < time.Second && ctx.Err() == nil && !isMarked(s, key, false) {
+		ctx = context.WithoutCancel(ctx)
+	}
+	l, err := ask(ctx)
+	if err == nil {
+		s.latest.Store(key, true)
+	}
+	return l, err
+}
+
+func leavesOn(isSo func(error) bool) wrapping {
+	return func(ctx context.Context, s *simple, _ string, ask asking) (scenarios.Lease, error) {
+		l, err := ask(ctx)
+		if isSo(err) {
+			go func() { <-s.closed }()
+		}
+		return l, err
+	}
+}
+
+func leavesRenewal(_ context.Context, l *lease, renew func() error) error {
+	go func() { <-l.s.closed }()
+	return renew()
+}
+
+// triesOn sends a try whose context has ended, and nobody knows what it got.
+func triesOn(ctx context.Context, _ *simple, _ string, try asking) (scenarios.Lease, error) {
+	if ctx.Err() != nil {
+		l, err := try(context.WithoutCancel(ctx))
+		if err == nil {
+			l.(*lease).s.redis.Persist(l.Context(), l.(*lease).key)
+		}
+		return nil, ctx.Err()
+	}
+	return try(ctx)
+}
+
+func losesIfEnded(ctx context.Context, l *lease, renew func() error) error {
+	if ctx.Err() != nil {
+		l.s.redis.Del(context.WithoutCancel(ctx), l.key)
+	}
+	return renew()
+}
+
+func panicsIfClosed(_ context.Context, l *lease, renew func() error) error {
+	if isClosed(l.s.closed) {
+		panic("send on closed channel")
+	}
+	return renew()
+}
+
+func hangsIfClosed(ctx context.Context, s *simple, _ string, try asking) (scenarios.Lease, error) {
+	if isClosed(s.closed) {
+		time.Sleep(50 * time.Second)
+	}
+	return try(ctx)
+}
+
+// sharesToken has a client's leases of a key share their token.
+func sharesToken(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+	l, err := ask(ctx)
+	if err == nil {
+		if old, ok := s.latest.Swap(key, l); ok {
+			old.(*lease).fence = l.Fence()
+		}
+	}
+	return l, err
+}
+
+// conflicts has an acquisition fail that meets another.
+func conflicts() func(s *simple) {
+	var now sync.Map
+	return func(s *simple) {
+		s.acquires = func(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
+			n, _ := now.LoadOrStore(key, new(atomic.Int32))
+			defer n.(*atomic.Int32).Add(-1)
+			if n.(*atomic.Int32).Add(1) > 1 {
+				return nil, errors.New("could not serialize access")
+			}
+			return acquire(ctx)
+		}
+	}
 }

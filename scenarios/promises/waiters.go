@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,7 +41,7 @@ func (c *check) shortHolds() {
 	c.polls()
 	c.together(
 		func() { c.failedBefore("been cut off", (*faults.Link).Cut) }, func() { c.failedBefore("been refused", (*faults.Link).Refuse) },
-		c.releasedBetween,
+		c.releasedBetween, c.oddKey,
 	)
 	c.together(func() { c.longWaiter("had been cut off", (*faults.Link).Cut) }, func() { c.longWaiter("had waited", nil) })
 	c.released("")
@@ -220,6 +221,9 @@ func (c *check) othersCall() {
 			heal := c.inject(a, fault)
 			r := c.within(5*pause+pause/3, acquiring(a, theirs)) // between two polls
 			heal()
+			if !r.returned && fault == nil {
+				c.breaks("an acquisition of a held lock hadn't returned %v after its deadline", patience)
+			}
 			if !r.returned || fault != nil && c.endsWithConnection(l) {
 				return true
 			}
@@ -326,6 +330,30 @@ func (c *check) releasedBetween() {
 			c.blocked(key, "a client that began to wait for a lock %v before its release hadn't got it after %v: %v", delay/2+time.Duration(i)*delay, c.limit(), err)
 		}
 	})
+}
+
+// odd returns a long key with odd characters, unless the lock has no such keys.
+func (c *check) odd(cl *client) string {
+	key := newKey() + strings.Repeat("/ é%2F@{x}", 3)
+	l, err := c.try(cl, key)
+	if c.free(l); err != nil {
+		return newKey()
+	}
+	return key
+}
+
+// oddKey: a waiter may expect its notification under another name.
+func (c *check) oddKey() {
+	a, b := c.lasting(), c.client()
+	key := c.odd(a)
+	l := c.take(a, key)
+	c.connect(b)
+	w := c.wait(b, key)
+	time.Sleep(10 * pause)
+	c.release(l)
+	if err := w.pass(c.limit()); err != nil {
+		c.blocked(key, "a waiter for %q hadn't got the lock %v after its release: %v", key, c.limit(), err)
+	}
 }
 
 func (c *check) polls() {
