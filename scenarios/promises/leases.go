@@ -317,14 +317,16 @@ func renewedByHand(c *check) {
 		extends(c.k.TTL / 3) // its requests may have a shorter time limit
 	}
 	c.outlasts("a renewal", func(_ *client, l scenarios.Lease) call { return without(l.(renewer).Renew) })
-	c.outlasts("a renewal whose context had ended before,", func(_ *client, l scenarios.Lease) call {
-		return func(ctx context.Context) (scenarios.Lease, error) {
-			ended, end := context.WithCancel(ctx)
-			end()
-			return nil, l.(renewer).Renew(ended)
-		}
-	})
 	c.together(
+		func() {
+			c.outlasts("a renewal whose context had ended before,", func(_ *client, l scenarios.Lease) call {
+				return func(ctx context.Context) (scenarios.Lease, error) {
+					ended, end := context.WithCancel(ctx)
+					end()
+					return nil, l.(renewer).Renew(ended)
+				}
+			})
+		},
 		func() { c.waitedFor(&client{Lock: byHand{c.times(3).Lock, c}}) }, c.addUp,
 		func() { c.oddRenewals(func(l scenarios.Lock) scenarios.Lock { return byHand{l, c} }) },
 	)
