@@ -97,6 +97,15 @@ func TestSuspendedMachine(t *testing.T) {
 			require.Zero(t, time.Since(began), "nothing is sent")
 		})
 	})
+	t.Run("seen by an inner Release", func(t *testing.T) {
+		held(t, func(t *testing.T, l *Locker, h *Handle) {
+			l.o.Reentrant = true
+			inner, err := l.Acquire(h.Context(), "k")
+			require.NoError(t, err)
+			suspend(h, ttl)
+			require.ErrorIs(t, inner.Release(t.Context()), ErrLost)
+		})
+	})
 	t.Run("the wall clock is set back", func(t *testing.T) {
 		held(t, func(t *testing.T, _ *Locker, h *Handle) {
 			suspend(h, -time.Hour)

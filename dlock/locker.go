@@ -405,16 +405,20 @@ func (l *Locker) undo(ctx context.Context, g Grant) {
 
 // mayUndo waits for room in l.undoing; after Close, until the tries in flight have ended.
 func (l *Locker) mayUndo(ctx context.Context) bool {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := context.AfterFunc(l.open, func() { time.AfterFunc(undoTry*3/2, cancel) }) //nolint:contextcheck // the end of l.open is awaited
-	defer stop()
 	select {
 	case l.undoing <- struct{}{}:
 		return true
 	case <-ctx.Done():
 		return false
+	case <-l.open.Done():
 	}
+	select {
+	case l.undoing <- struct{}{}:
+		return true
+	case <-ctx.Done():
+	case <-time.After(undoTry * 3 / 2):
+	}
+	return false
 }
 
 func (l *Locker) tryUndo(ctx context.Context, g Grant) error {

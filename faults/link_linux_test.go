@@ -26,7 +26,7 @@ func TestLinkReservesPort(t *testing.T) {
 		})
 		return errors.Join(err, setErr)
 	}}
-	inForce(t)(link.Refuse(t.Context()))
+	inForce(t)(link.Refuse(soon(t)))
 	_, err = exclusively.Listen(t.Context(), "tcp", link.Addr())
 	require.ErrorIs(t, err, syscall.EADDRINUSE)
 	require.NoError(t, link.Close())
@@ -69,10 +69,10 @@ func TestRefuseOfABusyServer(t *testing.T) {
 	}()
 	t.Cleanup(func() { _ = syscall.Shutdown(fd, syscall.SHUT_RD); _ = syscall.Close(fd) })
 	require.Eventually(t, func() bool { // the next fault is possible only after clients can connect
-		_, err := link.Cut(t.Context())
+		_, err := link.Cut(soon(t))
 		return err == nil
 	}, time.Minute, time.Millisecond)
-	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", link.Addr())
+	c, err := new(net.Dialer).DialContext(soon(t), "tcp", link.Addr())
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 }

@@ -104,7 +104,7 @@ type client struct {
 
 func dial(t *testing.T, addr string) *client {
 	t.Helper()
-	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
+	conn, err := new(net.Dialer).DialContext(soon(t), "tcp", addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	require.NoError(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
@@ -159,7 +159,7 @@ func askOften(t *testing.T, s *server) {
 func TestDeliverIsConfirmed(t *testing.T) {
 	listener := listen(t)
 	link := startLink(t, listener.Addr().String())
-	deliver := inForce(t)(link.HoldRequests(t.Context()))
+	deliver := inForce(t)(link.HoldRequests(soon(t)))
 
 	c := dial(t, link.Addr())
 	var sent []byte
@@ -176,14 +176,14 @@ func TestDeliverIsConfirmed(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, deliver(short), context.DeadlineExceeded)
-	_, err = link.HoldRequests(t.Context())
+	_, err = link.HoldRequests(soon(t))
 	require.Error(t, err, "the first hold is not over")
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var got []byte
 	wg.Go(func() { got, err = io.ReadAll(conn) })
-	require.NoError(t, deliver(t.Context()))
+	require.NoError(t, deliver(soon(t)))
 	wg.Wait()
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(sent, got), "got %d bytes, want the %d that were sent", len(got), len(sent))
@@ -195,16 +195,16 @@ func TestCutLosesEnds(t *testing.T) {
 	link := startLink(t, s.addr())
 	c := dial(t, link.Addr())
 	c.ask(t, "before")
-	heal := inForce(t)(link.Cut(t.Context()))
+	heal := inForce(t)(link.Cut(soon(t)))
 	s.stop()
 	c.wantSilence(t)
-	require.NoError(t, heal(t.Context()))
+	require.NoError(t, heal(soon(t)))
 	c.wantNoReply(t)
 }
 
 func requireRefused(t *testing.T, l *faults.Link) {
 	t.Helper()
-	_, err := l.Dial(t.Context())
+	_, err := l.Dial(soon(t))
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
 
@@ -239,19 +239,19 @@ func TestRefuse(t *testing.T) {
 		await(t, "progress", func() bool { return len(s.log("x")) > i })
 		c, idle := dial(t, link.Addr()), dial(t, link.Addr())
 		c.ask(t, "before")
-		heal := inForce(t)(link.Refuse(t.Context()))
+		heal := inForce(t)(link.Refuse(soon(t)))
 		refusing.Store(true)
 		requireRefused(t, link)
 		c.wantNoReply(t)
 		idle.wantNoReply(t)
-		requireBusy(t)(link.Refuse(t.Context()))
-		requireBusy(t)(link.HoldRequests(t.Context()))
+		requireBusy(t)(link.Refuse(soon(t)))
+		requireBusy(t)(link.HoldRequests(soon(t)))
 		requireRefused(t, link)
 		refusing.Store(false)
 
-		require.NoError(t, heal(t.Context()))
+		require.NoError(t, heal(soon(t)))
 		dial(t, link.Addr()).ask(t, "after")
-		require.NoError(t, heal(t.Context()))
+		require.NoError(t, heal(soon(t)))
 	}
 }
 
@@ -262,10 +262,10 @@ func TestRefuseClosesServerSide(t *testing.T) {
 	conn, err := listener.Accept()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	slow := inForce(t)(link.DelayRequests(t.Context(), time.Hour))
-	requireBusy(t)(link.Refuse(t.Context()))
-	require.NoError(t, slow(t.Context()))
-	inForce(t)(link.Refuse(t.Context()))
+	slow := inForce(t)(link.DelayRequests(soon(t), time.Hour))
+	requireBusy(t)(link.Refuse(soon(t)))
+	require.NoError(t, slow(soon(t)))
+	inForce(t)(link.Refuse(soon(t)))
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
 	_, err = conn.Read(make([]byte, 1))
 	require.Error(t, err)
@@ -275,14 +275,14 @@ func TestRefuseClosesServerSide(t *testing.T) {
 func TestRefuseHealedLater(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
-	heal := inForce(t)(link.Refuse(t.Context()))
+	heal := inForce(t)(link.Refuse(soon(t)))
 	thief, err := new(net.ListenConfig).Listen(t.Context(), "tcp", link.Addr())
 	require.NoError(t, err)
-	require.ErrorIs(t, heal(t.Context()), syscall.EADDRINUSE)
-	requireBusy(t)(link.Cut(t.Context()))
+	require.ErrorIs(t, heal(soon(t)), syscall.EADDRINUSE)
+	requireBusy(t)(link.Cut(soon(t)))
 	require.NoError(t, thief.Close())
 	requireRefused(t, link)
-	require.NoError(t, heal(t.Context()))
+	require.NoError(t, heal(soon(t)))
 	dial(t, link.Addr()).ask(t, "after")
 }
 
@@ -306,7 +306,7 @@ func TestLinkClose(t *testing.T) {
 				require.NoError(t, err)
 				c := dial(t, link.Addr())
 				c.ask(t, "before")
-				heal := inForce(t)(inject(link, t.Context()))
+				heal := inForce(t)(inject(link, soon(t)))
 				for range 3 {
 					_, _ = io.WriteString(c, "x\n")
 					askOften(t, s)
@@ -323,11 +323,11 @@ func TestLinkClose(t *testing.T) {
 				require.NoError(t, link.Close(), "an error says that Close ran into its timeout")
 				require.NoError(t, link.Close())
 				if gone != "server" {
-					require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
+					require.ErrorIs(t, heal(soon(t)), net.ErrClosed)
 				}
-				_, err = link.HoldRequests(t.Context())
+				_, err = link.HoldRequests(soon(t))
 				require.ErrorIs(t, err, net.ErrClosed)
-				_, err = new(net.Dialer).DialContext(t.Context(), "tcp", link.Addr())
+				_, err = new(net.Dialer).DialContext(soon(t), "tcp", link.Addr())
 				require.Error(t, err)
 				s.stop()
 				require.NoError(t, testmain.FindLeaks(before))
@@ -339,10 +339,10 @@ func TestLinkClose(t *testing.T) {
 func TestAwaitHeld(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
-	require.Error(t, link.AwaitHeld(t.Context()), "nothing can be held without a hold")
+	require.Error(t, link.AwaitHeld(soon(t)), "nothing can be held without a hold")
 	c := dial(t, link.Addr())
 	c.ask(t, "before")
-	deliver := inForce(t)(link.HoldRequests(t.Context()))
+	deliver := inForce(t)(link.HoldRequests(soon(t)))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, link.AwaitHeld(ctx), context.DeadlineExceeded, "what came before the hold is not held")
@@ -352,13 +352,13 @@ func TestAwaitHeld(t *testing.T) {
 	c.send(t, "held")
 	require.NoError(t, <-waiting)
 	require.Empty(t, s.log("held"))
-	require.NoError(t, link.AwaitHeld(t.Context()), "it is held still")
-	require.NoError(t, deliver(t.Context()))
+	require.NoError(t, link.AwaitHeld(soon(t)), "it is held still")
+	require.NoError(t, deliver(soon(t)))
 	c.wantReply(t, "held")
 
-	again := inForce(t)(link.HoldRequests(t.Context()))
+	again := inForce(t)(link.HoldRequests(soon(t)))
 	require.ErrorIs(t, link.AwaitHeld(ctx), context.DeadlineExceeded, "what an earlier hold has held")
 	go func() { waiting <- link.AwaitHeld(t.Context()) }()
-	require.NoError(t, again(t.Context()))
+	require.NoError(t, again(soon(t)))
 	require.Error(t, <-waiting, "the hold has ended")
 }

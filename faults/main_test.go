@@ -135,6 +135,14 @@ func (tk *ticker) awaitTicks(t *testing.T, n uint64) {
 	})
 }
 
+// soon returns a context that ends before the tests' own timeout: a fault that never takes effect fails one test.
+func soon(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(100 * time.Microsecond) {

@@ -40,16 +40,16 @@ func threadStates(t *testing.T, pid int) string {
 func TestEveryThread(t *testing.T) {
 	tk := startTicker(t)
 	for i := range 20 {
-		resume := inForce(t)(faults.Pause(t.Context(), tk.pid()))
+		resume := inForce(t)(faults.Pause(soon(t), tk.pid()))
 		states := threadStates(t, tk.pid())
 		require.Empty(t, strings.Trim(states, "T"), "round %d: states %s", i, states)
 		require.GreaterOrEqual(t, len(states), 3)
-		require.NoError(t, resume(t.Context()))
+		require.NoError(t, resume(soon(t)))
 		require.NotContains(t, threadStates(t, tk.pid()), "T", "round %d", i)
 	}
 	for range 10 {
 		tk := startTicker(t)
-		require.NoError(t, faults.Kill(t.Context(), tk.pid()))
+		require.NoError(t, faults.Kill(soon(t), tk.pid()))
 		require.Empty(t, strings.Trim(threadStates(t, tk.pid()), "ZX"))
 	}
 }
@@ -77,8 +77,7 @@ func TestMainThreadEnded(t *testing.T) {
 		return string(s)
 	}
 	await(t, "end of the main thread", func() bool { return states() == "SZ" })
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := soon(t)
 	resume := inForce(t)(faults.Pause(ctx, pid))
 	require.Equal(t, "TZ", states())
 	require.NoError(t, resume(ctx))
@@ -120,9 +119,9 @@ func TestNotPermitted(t *testing.T) {
 			errs <- errno
 			return
 		}
-		_, err := faults.Pause(t.Context(), tk.pid())
+		_, err := faults.Pause(soon(t), tk.pid())
 		errs <- err
-		errs <- faults.Kill(t.Context(), tk.pid())
+		errs <- faults.Kill(soon(t), tk.pid())
 	}()
 	require.ErrorIs(t, <-errs, os.ErrPermission)
 	require.ErrorIs(t, <-errs, os.ErrPermission)
@@ -144,17 +143,17 @@ func openFiles(t *testing.T, part string) (n int) {
 func TestNoPidfdLeft(t *testing.T) {
 	tk := startTicker(t)
 	before := openFiles(t, "pidfd")
-	resume := inForce(t)(faults.Pause(t.Context(), tk.pid()))
+	resume := inForce(t)(faults.Pause(soon(t), tk.pid()))
 	paused := openFiles(t, "pidfd")
 	if paused == before {
 		t.Skip("the kernel has no pidfds")
 	}
-	_, err := faults.Pause(t.Context(), tk.pid())
+	_, err := faults.Pause(soon(t), tk.pid())
 	require.Error(t, err)
 	require.Equal(t, paused, openFiles(t, "pidfd"), "after a refused pause")
-	require.NoError(t, resume(t.Context()))
+	require.NoError(t, resume(soon(t)))
 	require.Equal(t, before, openFiles(t, "pidfd"), "after the heal")
-	require.NoError(t, faults.Kill(t.Context(), tk.pid()))
+	require.NoError(t, faults.Kill(soon(t), tk.pid()))
 	require.Equal(t, before, openFiles(t, "pidfd"), "after a kill")
 }
 
@@ -168,7 +167,7 @@ func TestClockFiles(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, os.FileMode(0o644), info.Mode(), path)
 	}
-	inForce(t)(clock.Jump(t.Context(), 1))
+	inForce(t)(clock.Jump(soon(t), 1))
 	require.Zero(t, openFiles(t, clock.Page()))
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)

@@ -15,24 +15,24 @@ import (
 
 func TestPause(t *testing.T) {
 	paused, control := startTicker(t), startTicker(t)
-	resume := inForce(t)(faults.Pause(t.Context(), paused.pid()))
+	resume := inForce(t)(faults.Pause(soon(t), paused.pid()))
 	before := paused.count()
 	control.awaitTicks(t, 100) // long enough for a running process to tick
 	require.Equal(t, before, paused.count(), "ticks under a pause")
 
-	_, err := faults.Pause(t.Context(), paused.pid())
+	_, err := faults.Pause(soon(t), paused.pid())
 	require.ErrorContains(t, err, "already stopped")
 
-	require.NoError(t, resume(t.Context()))
+	require.NoError(t, resume(soon(t)))
 	paused.awaitTicks(t, 1)
-	require.NoError(t, resume(t.Context()))
+	require.NoError(t, resume(soon(t)))
 
-	again := inForce(t)(faults.Pause(t.Context(), paused.pid()))
-	require.NoError(t, resume(t.Context()), "the first pause's heal")
+	again := inForce(t)(faults.Pause(soon(t), paused.pid()))
+	require.NoError(t, resume(soon(t)), "the first pause's heal")
 	before = paused.count()
 	control.awaitTicks(t, 100)
 	require.Equal(t, before, paused.count(), "ticks after a heal of an earlier pause")
-	require.NoError(t, again(t.Context()))
+	require.NoError(t, again(soon(t)))
 	paused.awaitTicks(t, 1)
 }
 
@@ -46,8 +46,8 @@ func TestPauseContextEnded(t *testing.T) {
 	require.ErrorIs(t, faults.Kill(ended, tk.pid()), cause)
 	tk.awaitTicks(t, 1)
 
-	resume := inForce(t)(faults.Pause(t.Context(), tk.pid()))
-	require.NoError(t, resume(t.Context()))
+	resume := inForce(t)(faults.Pause(soon(t), tk.pid()))
+	require.NoError(t, resume(soon(t)))
 }
 
 func TestKill(t *testing.T) {
@@ -55,19 +55,19 @@ func TestKill(t *testing.T) {
 		tk := startTicker(t)
 		var resume faults.Heal
 		if paused {
-			resume = inForce(t)(faults.Pause(t.Context(), tk.pid()))
+			resume = inForce(t)(faults.Pause(soon(t), tk.pid()))
 		}
-		require.NoError(t, faults.Kill(t.Context(), tk.pid()))
+		require.NoError(t, faults.Kill(soon(t), tk.pid()))
 		before := tk.count()
 		startTicker(t)
 		require.Equal(t, before, tk.count(), "ticks after a kill")
 
 		check := func(state string) {
-			_, err := faults.Pause(t.Context(), tk.pid())
+			_, err := faults.Pause(soon(t), tk.pid())
 			require.ErrorIs(t, err, os.ErrProcessDone, state)
-			require.ErrorIs(t, faults.Kill(t.Context(), tk.pid()), os.ErrProcessDone, state)
+			require.ErrorIs(t, faults.Kill(soon(t), tk.pid()), os.ErrProcessDone, state)
 			if paused {
-				require.ErrorIs(t, resume(t.Context()), os.ErrProcessDone, state)
+				require.ErrorIs(t, resume(soon(t)), os.ErrProcessDone, state)
 			}
 		}
 		check("not collected by its parent")

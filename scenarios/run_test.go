@@ -240,6 +240,7 @@ func TestRunUndoes(t *testing.T) {
 	}{
 		{"pause redis, jump redis 5s, run A until read-stale, resume redis, run A until done", false, "", []string{"pause redis", "jump redis 5s", "resume redis"}},
 		{"pause redis, run A until done, resume redis", true, "", []string{"pause redis", "resume redis"}},
+		{"pause redis, run A until done, resume redis", true, "resume redis", []string{"pause redis", "resume redis"}},
 		{"run A until done, kill redis", false, "", []string{"kill redis", "restart redis"}},
 		{"jump redis 1s, pause redis, run A until done, resume redis", false, "", []string{"jump redis 1s", "pause redis", "resume redis"}},
 		{"pause redis, resume redis, run A until done", false, "resume redis", []string{"pause redis", "resume redis", "resume redis"}},
@@ -259,12 +260,15 @@ func TestRunUndoes(t *testing.T) {
 			}
 			got = append(got, st.String())
 			if st.String() == c.fails && len(got) == slices.Index(got, c.fails)+1 {
-				return errEnough
+				return errors.New("it stays frozen")
 			}
 			return nil
 		}
-		_, _ = r.Run(ctx, schedule(t, c.steps), history.FencingOn)
+		_, err := r.Run(ctx, schedule(t, c.steps), history.FencingOn)
 		require.Equal(t, c.want, got)
+		if c.fails != "" {
+			require.ErrorContains(t, err, "it stays frozen")
+		}
 	}
 }
 

@@ -313,6 +313,15 @@ var broken = []struct {
 			return b.Backend.TryAcquire(context.WithoutCancel(ctx), r)
 		}
 	}, []string{"Silent"}, nil},
+	{"waits on after Close", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			g, err := b.Backend.Acquire(ctx, r)
+			if errors.Is(err, dlock.ErrClosed) {
+				time.Sleep(time.Second)
+			}
+			return g, err
+		}
+	}, []string{"Closed"}, nil},
 	{"works after Close", func(b *breaker) { b.open = true }, []string{"Closed"}, nil},
 }
 

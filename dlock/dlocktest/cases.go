@@ -862,8 +862,14 @@ func closed(e *env) {
 	g := e.take(a, key, long)
 	waits := e.acquiring(e.ctx, a, request(key, long))
 	e.pass(e.short / 4)
+	at, soon := time.Now(), grace
+	if e.virtual {
+		soon = e.short
+	}
 	assert.NoError(e, a.Close())
-	assert.ErrorIs(e, (<-waits).err, dlock.ErrClosed, "Acquire that waited when the Backend was closed")
+	w := <-waits
+	assert.ErrorIs(e, w.err, dlock.ErrClosed, "Acquire that waited when the Backend was closed")
+	assert.Less(e, w.at.Sub(at), soon, "time that Acquire waited after Close")
 	assert.NoError(e, a.Close(), "Close again")
 	_, err := a.Acquire(e.ctx, request(newKey(), long))
 	assert.ErrorIs(e, err, dlock.ErrClosed, "Acquire")

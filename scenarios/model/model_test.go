@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -66,6 +67,44 @@ var guards = []struct {
 	{"tokens regress", bounded(history.FencingOn, Config{Regress: true}), Overtaken, false},
 	{"a lock without any guard", noLock(3, 1), EntryLost | StaleWrite, true},
 	{"a lock without any guard", noLock(2, 2), EntryLost | StaleWrite, true},
+}
+
+// States that differ in anything are different: with a field missing, Check would pass over states.
+func TestKeyHasEveryField(t *testing.T) {
+	s := State{Workers: [MaxWorkers]Worker{{Phase: Ready}}, Sent: []Write{{}}}
+	known := map[string]string{s.key(true): "nothing"}
+	differ := func(what string) {
+		key := s.key(true)
+		require.Empty(t, known[key], "%s isn't in the key", what)
+		known[key] = what
+	}
+	var walk func(what string, v reflect.Value)
+	walk = func(what string, v reflect.Value) {
+		was := reflect.New(v.Type()).Elem()
+		was.Set(v)
+		defer func() { v.Set(was) }()
+		switch v.Kind() {
+		case reflect.Struct:
+			for i := range v.NumField() {
+				walk(what+"."+v.Type().Field(i).Name, v.Field(i))
+			}
+			return
+		case reflect.Array, reflect.Slice:
+			walk(what, v.Index(0)) // the other workers are idle
+			return
+		case reflect.String:
+			v.SetString("a1")
+		case reflect.Bool:
+			v.SetBool(true)
+		case reflect.Uint8:
+			v.SetUint(v.Uint() + 1)
+		default:
+			v.SetInt(1)
+		}
+		differ(what)
+	}
+	walk("State", reflect.ValueOf(&s).Elem())
+	require.NotEqual(t, pack(nil, "", 'a'), pack(nil, "a"), "pack is unambiguous")
 }
 
 func TestGuards(t *testing.T) {

@@ -1,6 +1,7 @@
 package locktest_test
 
 import (
+	"cmp"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,14 +28,36 @@ func TestScriptThatFails(t *testing.T) {
 		"a try k => #1 | a acquire\na lose acquire\na try other => #1 | a acquire":            `(?s)script\.txt:6 .*a try other    => broken wire \| a acquire`,
 		"a try k 1s => #1 | a acquire\nadvance 2s\nb try k => held | b acquire":               `(?s)script\.txt:6 .*b try k    => #2 \| b acquire`,
 	} {
-		file := filepath.Join(t.TempDir(), "script.txt")
-		require.NoError(t, os.WriteFile(file, []byte("A comment.\n\n-- Name --\n"+script+"\n"), 0o600))
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$", "-test.v")
-		cmd.Env = append(os.Environ(), child+"="+file)
-		out, err := cmd.CombinedOutput()
-		require.Equal(t, want == "PASS", err == nil, "%s", out)
-		require.Regexp(t, want, string(out))
+		out, passes, _ := runScript(t, script)
+		require.Equal(t, want == "PASS", passes, "%s", out)
+		require.Regexp(t, want, out)
 	}
+}
+
+func TestUpdate(t *testing.T) {
+	for script, want := range map[string]string{
+		"a try k":                     "a try k => #1 | a acquire", // it shows nothing yet
+		"a try k => #1 | a 2*acquire": "a try k => #1 | a acquire",
+		"a try k => #2 | a acquire":   "", // results are never rewritten
+	} {
+		out, passes, after := runScript(t, script, "-update")
+		require.Equal(t, want != "", passes, "%s", out)
+		require.Equal(t, header+cmp.Or(want, script)+"\n", after)
+	}
+}
+
+const header = "A comment.\n\n-- Name --\n"
+
+func runScript(t *testing.T, script string, args ...string) (out string, passes bool, after string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "script.txt")
+	require.NoError(t, os.WriteFile(file, []byte(header+script+"\n"), 0o600))
+	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"-test.run=^TestChild$", "-test.v"}, args...)...)
+	cmd.Env = append(os.Environ(), child+"="+file)
+	b, err := cmd.CombinedOutput()
+	text, rerr := os.ReadFile(file)
+	require.NoError(t, rerr)
+	return string(b), err == nil, string(text)
 }
 
 func TestChild(t *testing.T) {
