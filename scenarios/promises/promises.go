@@ -165,13 +165,18 @@ func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 			c.cannot("Acquire of a free lock: %v", err)
 		}
 		c.free(l)
-		if l, err = c.try(cl, newKey()); err != nil {
-			c.cannot("TryAcquire of a free lock: %v", err)
-		}
+		over := false
+		l, err = c.within(patience, func(ctx context.Context) (scenarios.Lease, error) {
+			l, err := cl.TryAcquire(ctx, newKey())
+			over = err == nil && l != nil && l.Context() != nil && l.Context().Err() != nil
+			return l, err
+		}).granted()
 		switch {
+		case err != nil:
+			c.cannot("TryAcquire of a free lock: %v", err)
 		case l.Context() == nil:
 			c.cannot("Lease.Context is nil: it ends when the lease must be presumed lost")
-		case l.Context().Err() != nil:
+		case over:
 			c.cannot("Lease.Context had ended at its grant: it ends when the lease must be presumed lost")
 		case l.TTL() <= 0:
 			c.cannot("Lease.TTL is %v: it is how long the lease lasts unless it is renewed", l.TTL())

@@ -59,7 +59,7 @@ func (c *check) shortHolds() {
 		a, b, next, other, key := c.lasting(), c.client(), c.client(), c.client(), newKey()
 		quick := c.client()
 		if what == waited { // it wakes first: the others must wait for its release, not for the end of its lease
-			quick, b, next = c.lasting(), c.slow(pause, b), c.slow(pause, next)
+			quick, b, next = c.lasting(), c.slow(pause/4, b), c.slow(pause/4, next)
 		}
 		c.connect(b, next, quick)
 		l := c.take(a, key)
