@@ -160,7 +160,7 @@ func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 	}
 	if !w.dies {
 		time.AfterFunc(w.c.k.TTL*3/4, func() { w.c.release(l) })
-	} else if _, err := w.c.injected(w.holder, (*faults.Link).Cut); err != nil { //nolint:contextcheck // see above
+	} else if _, err := w.c.injected(w.holder, (*faults.Link).Cut); err != nil {
 		return nil, err
 	}
 	return w.Acquire(ctx, key)

@@ -1914,7 +1914,7 @@ func isMarked(s *simple, key string, _ bool) bool {
 func succeeding(s *simple, do func(l *lease)) {
 	s.acquires = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
 		l, err := ask(ctx)
-		if err == nil && s.redis.Incr(l.Context(), key+":grants").Val() > 1 {
+		if err == nil && s.redis.Incr(context.WithoutCancel(ctx), key+":grants").Val() > 1 {
 			do(l.(*lease))
 		}
 		return l, err
@@ -2037,7 +2037,7 @@ func triesOn(ctx context.Context, _ *simple, _ string, try asking) (scenarios.Le
 	if ctx.Err() != nil {
 		l, err := try(context.WithoutCancel(ctx))
 		if err == nil {
-			l.(*lease).s.redis.Persist(l.Context(), l.(*lease).key)
+			l.(*lease).s.redis.Persist(context.WithoutCancel(ctx), l.(*lease).key)
 		}
 		return nil, ctx.Err()
 	}
@@ -2080,7 +2080,7 @@ func sharesToken(ctx context.Context, s *simple, key string, ask asking) (scenar
 func conflicts() func(s *simple) {
 	var now sync.Map
 	return func(s *simple) {
-		s.acquires = func(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
+		s.acquires = func(ctx context.Context, _ *simple, key string, acquire asking) (scenarios.Lease, error) {
 			n, _ := now.LoadOrStore(key, new(atomic.Int32))
 			defer n.(*atomic.Int32).Add(-1)
 			if n.(*atomic.Int32).Add(1) > 1 {
