@@ -2,6 +2,7 @@ package promises
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -25,19 +26,19 @@ func leaseLasts(c *check) {
 	}
 	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
 		a, b, holder := c.slow(slow, c.client()), c.client(), c.lasting()
-		dies, after := slow > 0, " that was waited for"
-		if dies {
-			holder, after = c.client(), " after that of a holder who was cut off"
-		}
 		wg.Go(func() {
-			c.outlast(&client{Lock: waiter{a.Lock, c, holder, dies}, links: a.links}, b, slow, 0, after)
+			c.outlast(&client{Lock: waiter{a.Lock, c, holder, false}, links: a.links}, b, slow, 0, " that was waited for")
 		})
 	}
+	heir, next, dead := c.client(), c.client(), c.client()
+	wg.Go(func() {
+		c.outlast(&client{Lock: waiter{heir.Lock, c, dead, true}, links: heir.links}, next, 0, 0, " of one who had waited for a dead holder's")
+	})
 	a, b := c.client(), c.client()
 	wg.Go(func() { c.allTold(a, b) })
 	wg.Go(func() {
 		c.together(c.outlivesReleased, func() { c.longLease("acquired", func(scenarios.Lease) {}) }, func() {
-			c.longLease("renewed by hand", c.renewByHand)
+			c.longLease("renewed by hand", func(l scenarios.Lease) { _ = c.renewByHand(l) })
 		})
 	})
 	if c.k.Service.Reentrant {
@@ -267,10 +268,11 @@ type renewer interface {
 	Renew(ctx context.Context) error
 }
 
-func (c *check) renewByHand(l scenarios.Lease) {
+func (c *check) renewByHand(l scenarios.Lease) error {
 	if r, ok := l.(renewer); ok {
-		_ = c.do(r.Renew)
+		return c.do(r.Renew)
 	}
+	return errors.ErrUnsupported
 }
 
 // byHand is a lock whose leases the kit renews until a renewal fails.
@@ -316,10 +318,10 @@ func renewedByHand(c *check) {
 	if !c.k.Fixed {
 		extends(c.k.TTL / 3) // its requests may have a shorter time limit
 	}
-	c.outlasts("a renewal", func(_ *client, l scenarios.Lease) call { return without(l.(renewer).Renew) })
+	c.outlasts("a renewal by its holder that got no reply", func(_ *client, l scenarios.Lease) call { return without(l.(renewer).Renew) })
 	c.together(
 		func() {
-			c.outlasts("a renewal whose context had ended before,", func(_ *client, l scenarios.Lease) call {
+			c.outlasts("a renewal by its holder whose context had ended before", func(_ *client, l scenarios.Lease) call {
 				return func(ctx context.Context) (scenarios.Lease, error) {
 					ended, end := context.WithCancel(ctx)
 					end()
@@ -393,22 +395,23 @@ func (c *check) renewsAgain() (says string) {
 		c.excluded = true
 		c.cannot("the lease has no Renew (Grant.Renew)")
 	}
+	until := l.Until()
 	for range 3 {
 		time.Sleep(l.TTL() / 2)
 		if !lasts(l, time.Now()) {
 			return says
 		}
-		until, asked := l.Until(), time.Now()
+		asked := time.Now()
 		err := c.do(r.Renew)
 		switch {
 		case time.Since(asked) > l.TTL()/8:
 			return ""
 		case err != nil:
-			return err.Error()
+			return fmt.Sprintf("Renew returned %q", err)
 		case l.TTL() > 2*time.Second && !until.IsZero() && !l.Until().After(until): // it may be in whole seconds
 			return "Lease.Until was the same as before, without an error"
 		}
-		says = "the lease ended"
+		says, until = "the lease ended", l.Until()
 	}
 	return ""
 }
@@ -540,6 +543,9 @@ func (c *check) sameClient() {
 	for what, call := range map[string]func(a *client, key, held string, old scenarios.Lease){
 		afterLoss: freesOld, afterWait: leaves, afterDeath: leaves, afterRelease: leaves, afterTry: leaves,
 	} {
+		if what == afterRelease && c.k.Service.Reentrant { // its releases count, whichever grant they are of
+			continue
+		}
 		parts = append(parts, func() { c.keepsOn(what, call) })
 	}
 	for what, call := range calls {
@@ -674,7 +680,7 @@ func (c *check) keepsOn(what string, call func(a *client, key, held string, old 
 			c.free(old)
 		}
 		if what == afterLoss || what == afterRelease || what == afterTry {
-			if c.wait(b, key).pass(4*max(a.ttl, c.k.Service.MinSession)+patience) != nil { // LeaseLasts reports it
+			if c.wait(b, key).pass(4*max(a.ttl, c.k.Service.MinSession)+patience) != nil { // other promises' checks report it
 				return true
 			}
 		}
@@ -731,9 +737,11 @@ func holderReturns(c *check) {
 					return false
 				}
 			}
-			if _, err := c.briefly(trying(a, key)).granted(); err == nil && lasts(later, time.Now()) { // it may go by what it remembers
+			got, err := c.briefly(trying(a, key)).granted()
+			if err == nil && lasts(later, time.Now()) { // it may go by what it remembers
 				c.breaks("the old holder %s, and was granted the lock while its successor's lease lasted", what)
 			}
+			c.free(got)
 			c.release(later)
 			c.comesFree(other, key, "the old holder "+what+" and the new one released,")
 			c.free(l) // a client may keep a lock of its own until then

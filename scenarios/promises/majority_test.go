@@ -20,12 +20,11 @@ type majority struct {
 	renew  int           // how many are enough to renew a lease
 	stops  time.Duration // for how long a release does at the first error
 	spares bool          // whether a release spares servers that didn't reply
-	waits  bool          // a release waits for each server
 	stays  bool          // whether an acquisition that fails spares those that did, unless another has the lock
 }
 
 func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), l *simple) (scenarios.Lock, error) {
-	m := majority{waits: l.waits, spares: l.spares, stays: l.tryStays, limit: s.TTL / 4, renew: 2, stops: time.Duration(l.releaseStops) * time.Second}
+	m := majority{spares: l.spares, stays: l.tryStays, limit: s.TTL / 4, renew: 2, stops: time.Duration(l.releaseStops) * time.Second}
 	if l.unlimited {
 		m.limit = time.Hour
 	}
@@ -143,12 +142,7 @@ func (l *most) Release(ctx context.Context) (err error) {
 		cancel()
 	}
 	for _, one := range l.leases {
-		short, cancel := context.WithTimeout(ctx, l.m.limit)
-		failed := one.Release(short)
-		if cancel(); isTimeout(failed) && l.m.waits {
-			<-ctx.Done()
-		}
-		err = errors.Join(err, failed)
+		err = errors.Join(err, one.Release(ctx))
 		if err == nil || errors.Is(err, dlock.ErrLost) {
 			continue
 		}

@@ -257,8 +257,7 @@ func (c *check) spared() {
 		if c.k.Fixed { // the lease expires within the limit
 			continue
 		}
-		add(stuck, i, " was silent", func() error { return c.freesWithout(i, (*faults.Link).Cut) })
-		add(stuck, i, " refused connections", func() error { return c.freesWithout(i, (*faults.Link).Refuse) })
+		add(stuck, i, "", func() error { return c.freesWithout(i) })
 		if n < 5 { // of five servers, three are enough
 			add(left, i, "", func() (why error) {
 				if !c.repeatedly(func() bool { why = c.leavesNothing(i); return why != nil }) {
@@ -275,7 +274,7 @@ func (c *check) spared() {
 	}
 	first := func(of map[int]string) string { return slices.Min(slices.Collect(maps.Values(of))) }
 	if len(stuck) > 0 {
-		c.breaks("after a release while one of %d servers didn't answer nobody got the lock in %v or more: %s", n, c.limit(), first(stuck))
+		c.breaks("after a release while one of %d servers refused connections nobody got the lock in %v or more: %s", n, c.limit(), first(stuck))
 	}
 	if len(left) > n/2 { // the holder's connection may be broken at its release
 		c.breaks("one of %d servers granted a lock and its reply was lost; after the release a client that another server refused hadn't got the lock in %v or more, "+
@@ -331,11 +330,11 @@ func (c *check) spares(i int, fault linkFault, isNew bool) error {
 	}
 }
 
-// freesWithout returns why nobody gets a lock whose holder released it while the i-th server didn't answer.
-func (c *check) freesWithout(i int, fault linkFault) (err error) {
+// freesWithout returns why nobody gets a lock whose holder released it while the i-th server refused connections.
+func (c *check) freesWithout(i int) (err error) {
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
-	c.inject(a.to(i), fault)
+	c.inject(a.to(i), (*faults.Link).Refuse)
 	for end := time.Now().Add(patience / 2); ; time.Sleep(5 * pause) { // the client may fail at once while it connects to another server
 		if err = c.do(l.Release); err == nil || errors.Is(err, dlock.ErrLost) || time.Now().After(end) {
 			break

@@ -160,7 +160,6 @@ type simple struct {
 	script     *redis.Script // of renewals
 	hopes      bool          // a renewal by hand that fails prolongs the lease for its holder
 	renewFrees bool          // or frees it
-	waits      bool          // for each server, a release
 	spares     bool          // a majority's release spares the servers that didn't reply
 	closeRaces bool          // two calls of Close at once may both close the client
 	waitStays  bool          // Close leaves the connections, and what is granted after it is renewed for good

@@ -23,12 +23,16 @@ func (c *check) longHolds() {
 		return
 	}
 	limit := c.limit()
+	most := min(limit, 3*patience/2)
 	c.each(3, func(i int) {
-		key, hold := newKey(), limit+limit>>i
+		key, hold := newKey(), most+most>>i
 		l := c.take(c.lasting(), key)
 		w := c.wait(c.client(), key)
 		defer w.stop()
-		time.Sleep(hold)
+		select {
+		case <-time.After(hold):
+		case <-c.ctx.Done():
+		}
 		c.release(l)
 		if err := w.pass(limit - patience); err != nil { // it allows patience more
 			c.blocked(key, "a waiter for a lock that was held for %v hadn't got it %v after its release: %v", hold, limit, err)
