@@ -57,7 +57,7 @@ func postgresCommand(ctx context.Context, at placement) (command, error) {
 	argv := slices.Concat(as, []string{
 		"sh", "-ec", postgresScript, at.Dir, initdb,
 		server, "-D", at.Dir, "-p", strconv.Itoa(at.me().Ports[0]), "-c", "listen_addresses=" + at.Listen,
-		"-c", "unix_socket_directories=", "-c", "max_connections=300",
+		"-c", "unix_socket_directories=", "-c", "max_connections=1000",
 		"-c", "fsync=off",
 		"-c", "dynamic_shared_memory_type=mmap", // in files of its directory, so that nothing survives a SIGKILL
 	}, at.More)
