@@ -1505,8 +1505,9 @@ func endsOthers(ctx context.Context, s *simple, key string, _ asking) (scenarios
 		for isHeld := true; isHeld; {
 			select {
 			case <-time.After(10 * time.Millisecond):
-				if left, ok := s.left.Load(key); !ok || left.(time.Time).Before(began) || time.Now().After(due) {
-					isHeld = s.redis.Exists(ctx, key).Val() > 0
+				isHeld = s.redis.Exists(ctx, key).Val() > 0
+				if left, ok := s.left.Load(key); ok && !left.(time.Time).Before(began) && time.Now().Before(due) {
+					isHeld = true
 				}
 			case <-ctx.Done():
 				return nil, ctx.Err()
