@@ -195,15 +195,16 @@ func leaseRenewed(c *check) {
 	if c.restarts(); c.isDecided() {
 		return
 	}
-	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
+	extends := func(slow time.Duration) {
 		c.often(func() bool {
 			a := c.times(3)
 			c.connect(a)
 			return c.outlast(c.slow(slow, a), c.client(), slow, 4*c.k.TTL, afterRenewals)
 		})
 	}
-	c.sameClient()
-	c.oddRenewals(func(l scenarios.Lock) scenarios.Lock { return l })
+	c.together(c.sameClient, func() { extends(0) }, func() { extends(c.k.TTL / 3) }, func() {
+		c.oddRenewals(func(l scenarios.Lock) scenarios.Lock { return l })
+	})
 	if !c.isDecided() {
 		select { // if renewals add up, the lease outlasts what a dead holder is allowed
 		case <-time.After(time.Until(began.Add(c.limit() + patience))):
@@ -314,12 +315,21 @@ func renewedByHand(c *check) {
 		c.slow(slow, a)
 		return c.outlast(&client{Lock: byHand{a.Lock, c}, links: a.links}, c.client(), slow, hold, afterRenewals)
 	}
-	c.often(func() bool { return extends(0) })
-	if !c.k.Fixed {
-		extends(c.k.TTL / 3) // its requests may have a shorter time limit
+	succeeds := func(l scenarios.Lease, when string) {
+		if c.do(l.(renewer).Renew) == nil {
+			c.breaks("the renewal of a lease %s returned no error", when)
+		}
 	}
-	c.outlasts("a renewal by its holder that got no reply", func(_ *client, l scenarios.Lease) call { return without(l.(renewer).Renew) })
-	c.together(
+	parts := []func(){
+		func() { c.often(func() bool { return extends(0) }) },
+		func() {
+			if !c.k.Fixed {
+				extends(c.k.TTL / 3) // its requests may have a shorter time limit
+			}
+		},
+		func() {
+			c.outlasts("a renewal by its holder that got no reply", func(_ *client, l scenarios.Lease) call { return without(l.(renewer).Renew) })
+		},
 		func() {
 			c.outlasts("a renewal by its holder whose context had ended before", func(_ *client, l scenarios.Lease) call {
 				return func(ctx context.Context) (scenarios.Lease, error) {
@@ -331,48 +341,46 @@ func renewedByHand(c *check) {
 		},
 		func() { c.waitedFor(&client{Lock: byHand{c.times(3).Lock, c}}) }, c.addUp,
 		func() { c.oddRenewals(func(l scenarios.Lock) scenarios.Lock { return byHand{l, c} }) },
-	)
-	succeeds := func(l scenarios.Lease, when string) {
-		if c.do(l.(renewer).Renew) == nil {
-			c.breaks("the renewal of a lease %s returned no error", when)
-		}
 	}
 	for what, fault := range map[string]linkFault{
 		"renewal of a lease that had run out": (*faults.Link).Cut, "renewal that arrived late": (*faults.Link).HoldRequests, lateReplies: holdReplies,
 		refusedRenewal: (*faults.Link).Refuse,
 	} {
-		c.often(func() (sure bool) {
-			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
-			old := c.take(a, key)
-			heal := c.inject(a, fault)
-			if what == refusedRenewal { // so that a refused renewal that still counts makes a difference
-				time.Sleep(old.TTL() / 2)
-			}
-			late := c.begin(patience, without(old.(renewer).Renew))
-			later, err := c.acquire(b, key)
-			if now := time.Now(); err == nil && !old.Until().IsZero() && lasts(old, now) {
-				c.breaks("another client was granted the lock %v before the end of its holder's lease, whose renewal hadn't succeeded", old.Until().Sub(now))
-			}
-			heal()
-			<-late
-			if err != nil {
-				c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
-				return true
-			}
-			if now := time.Now(); lasts(later, now) {
-				succeeds(old, "whose lock another client had")
-			}
-			if what == lateReplies && !c.k.Fixed { // it may have cut the successor's lease to its own TTL
-				time.Sleep(old.TTL() * 5 / 4)
-			}
-			sure = c.stays(later, other, key, "a "+what)
-			if err := c.do(later.Release); err == nil {
-				succeeds(old, "whose lock another client had had since")
-				c.comesFree(other, key, "a "+what+", and its successor's release,")
-			}
-			return sure
+		parts = append(parts, func() {
+			c.often(func() (sure bool) {
+				a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+				old := c.take(a, key)
+				heal := c.inject(a, fault)
+				if what == refusedRenewal { // so that a refused renewal that still counts makes a difference
+					time.Sleep(old.TTL() / 2)
+				}
+				late := c.begin(patience, without(old.(renewer).Renew))
+				later, err := c.acquire(b, key)
+				if now := time.Now(); err == nil && !old.Until().IsZero() && lasts(old, now) {
+					c.breaks("another client was granted the lock %v before the end of its holder's lease, whose renewal hadn't succeeded", old.Until().Sub(now))
+				}
+				heal()
+				<-late
+				if err != nil {
+					c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
+					return true
+				}
+				if now := time.Now(); lasts(later, now) {
+					succeeds(old, "whose lock another client had")
+				}
+				if what == lateReplies && !c.k.Fixed { // it may have cut the successor's lease to its own TTL
+					time.Sleep(old.TTL() * 5 / 4)
+				}
+				sure = c.stays(later, other, key, "a "+what)
+				if err := c.do(later.Release); err == nil {
+					succeeds(old, "whose lock another client had had since")
+					c.comesFree(other, key, "a "+what+", and its successor's release,")
+				}
+				return sure
+			})
 		})
 	}
+	c.together(parts...)
 	a, key := c.lasting(), newKey()
 	l := c.take(a, key)
 	if c.do(l.Release) == nil {
