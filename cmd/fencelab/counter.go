@@ -22,6 +22,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/internal/open/onaws"
+	"github.com/fencelab/fencelab/internal/pgcall"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/s3object"
 	"github.com/fencelab/fencelab/resource"
@@ -112,8 +113,11 @@ func (r row) Close() error {
 func (r row) Read(ctx context.Context, key string) (resource.Record, error) {
 	var n uint64
 	err := r.QueryRow(ctx, "SELECT fence FROM fencelab_lock WHERE key = $1", key).Scan(&n)
-	if errors.Is(err, pgx.ErrNoRows) {
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
 		err = nil
+	case pgcall.Code(err) == "42P01":
+		err = fmt.Errorf("the table of locks is missing; if the database is the right one, create it with dlock/pglock/schema.sql: %w", err)
 	}
 	return last(n), err
 }

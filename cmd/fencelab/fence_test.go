@@ -38,6 +38,17 @@ func TestCounters(t *testing.T) {
 			default:
 				url += "?pool_max_conns=2"
 			}
+			says := func(want string, args ...string) {
+				t.Helper()
+				out, _, err := tool(t, append([]string{"fence"}, args...)...)
+				if err != nil {
+					out = err.Error()
+				}
+				require.Contains(t, out, want)
+			}
+			if lock == locks.Postgres && s.Provider != testbed.External { // which may have the table
+				says("create it with dlock/pglock/schema.sql", "set", "-counter", "-force", url, "a/b", "10")
+			}
 			b, err := locks.Open(t.Context(), spec)
 			require.NoError(t, err)
 			defer func() { require.NoError(t, b.Close()) }()
@@ -47,14 +58,6 @@ func TestCounters(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, token, g.Fence)
 				return g
-			}
-			says := func(want string, args ...string) {
-				t.Helper()
-				out, _, err := tool(t, append([]string{"fence"}, args...)...)
-				if err != nil {
-					out = err.Error()
-				}
-				require.Contains(t, out, want)
 			}
 			says("there is none in the "+map[string]string{locks.Postgres: "table fencelab_lock", locks.S3: "object locks/lock/a!2Fb"}[lock]+": ", "show", "-counter", url, "a/b")
 			g := take("a/b", "x", 1)

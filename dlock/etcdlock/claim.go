@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -349,7 +350,7 @@ func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Gr
 		switch {
 		case ctx.Err() != nil, err != nil && (!passing(err) && !staleToken(err) || s.dead()):
 			c.leave(ctx)
-			return dlock.Grant{}, err
+			return dlock.Grant{}, cmp.Or(err, ctx.Err())
 		case err != nil:
 			wait.For(ctx, rest)
 			rest = min(2*rest, maxPause)

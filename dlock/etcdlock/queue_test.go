@@ -352,6 +352,25 @@ func TestMessageLost(t *testing.T) {
 	require.Greater(t, o.Fence, g.Fence)
 }
 
+type lastRead struct {
+	clientv3.KV
+	replied func()
+}
+
+func (r lastRead) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	defer r.replied()
+	return r.KV.Get(ctx, key, opts...)
+}
+
+func TestContextEndsAfterARead(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	g := a.take(t, locktest.Request(time.Hour))
+	ctx, cancel := context.WithCancel(t.Context())
+	b.c.KV = lastRead{b.c.KV, cancel}
+	_, err := b.Acquire(ctx, locktest.Next(g.Key, time.Hour))
+	require.ErrorIs(t, err, context.Canceled)
+}
+
 // Messages, which are puts, are refused; the next waiter reads.
 func TestNoSpace(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)

@@ -85,7 +85,7 @@ const (
 	patience = 5 * time.Second
 )
 
-var errSilent = errors.New("pglock: no answer in time")
+var errSilent = errors.New("no answer in time")
 
 // Options configure a [Backend].
 type Options struct {

@@ -649,6 +649,16 @@ func TestSilentTry(t *testing.T) {
 	}
 }
 
+func TestPoolExhausted(t *testing.T) {
+	b, pool := newBackend(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	b.Patience(10 * time.Millisecond)
+	c, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer c.Release()
+	_, err = b.TryAcquire(t.Context(), locktest.Request(time.Millisecond))
+	require.EqualError(t, err, "pglock: no answer in time: get a connection from the pool: context deadline exceeded")
+}
+
 // The listener isn't ready yet.
 func TestClosedBeforeListening(t *testing.T) {
 	c := newContest(t)

@@ -23,8 +23,8 @@ const (
 // ends a commit's wait for a standby.
 func Do(ctx context.Context, pool *pgxpool.Pool, f func(*pgxpool.Conn) error) error {
 	c, err := pool.Acquire(ctx)
-	if err != nil {
-		return err
+	if err != nil { // ctx's end alone would look like a silent server
+		return fmt.Errorf("get a connection from the pool: %w", err)
 	}
 	defer c.Release()
 	for {

@@ -179,11 +179,18 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func(*pgxpo
 		return err
 	}
 	defer s.calls.End()
-	err := pgcall.Do(ctx, s.pool, f)
+	sent := false
+	err := pgcall.Do(ctx, s.pool, func(c *pgxpool.Conn) error {
+		sent = true
+		return f(c)
+	})
 	if ctx.Err() != nil && errors.Is(err, resource.ErrApplied) { // by a call that may still wait for a standby
 		err = ctx.Err()
 	}
-	return failed(ctx, calls.Late(ctx, err))
+	if sent {
+		err = calls.Late(ctx, err)
+	}
+	return failed(ctx, err)
 }
 
 type table struct{ write, raiseTo, read, overwrite, setFence string }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -198,6 +199,18 @@ func TestExecModes(t *testing.T) {
 			require.Equal(t, resource.Record{Value: []byte{}, MaxFence: top}, rec)
 		})
 	}
+}
+
+func TestPoolExhausted(t *testing.T) {
+	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	s := newStore(t, pool, nil)
+	c, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer c.Release()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err = s.Write(ctx, newKey(), at(1), nil)
+	require.EqualError(t, err, "pgstore: get a connection from the pool: context deadline exceeded", "it was not sent")
 }
 
 // Check and effect must be atomic.
