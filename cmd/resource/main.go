@@ -79,6 +79,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return errors.New("resource: -max-unwritten is 0; it must be at least 1")
 	}
 	switch {
+	case *storeKind != "bolt" && (*newFence != "" || *list):
+		return fmt.Errorf("resource: -set-fence and -list are for -store bolt, not %s", *storeKind)
 	case *newFence != "":
 		return inFile(*file, func(store *boltstore.Store) error { return setFence(ctx, store, *file, *newFence, stdout) })
 	case *list:
