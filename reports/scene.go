@@ -74,10 +74,10 @@ type write struct {
 
 const resourceName = "resource"
 
-func newScene(events []history.Event, lost []string) *scene {
+func newScene(events []history.Event, judged history.Result) *scene {
 	s := &scene{}
 	s.number(events)
-	s.mark(events, lost)
+	s.mark(events, judged)
 	s.roster()
 	s.domain()
 	s.faults()
@@ -143,27 +143,12 @@ func since(t, start time.Time) time.Duration {
 	return min(max(t.Sub(start), -most), most)
 }
 
-// mark finds writes that were accepted though stale, or accepted and then lost, by the judge's rule and in the order of
-// recording.
-func (s *scene) mark(events []history.Event, lost []string) {
-	type fence struct{ token, seq uint64 }
-	greatest := make(map[string]fence)
-	stale := make(map[*history.Event]bool)
-	for i := range events {
-		e := &events[i]
-		write := e.Op == "write"
-		if e.Kind != history.KindDecision || !e.Accepted || e.Token == 0 || !write && !e.Enforced {
-			continue
-		}
-		top := greatest[e.Key]
-		switch {
-		case e.Token > top.token || e.Token == top.token && e.Seq > top.seq:
-			greatest[e.Key] = fence{e.Token, e.Seq}
-		case write:
-			stale[e] = true
-		}
+// mark marks accepted writes as stale, or as lost: an entry of that name may be in another ledger, or come back.
+func (s *scene) mark(events []history.Event, judged history.Result) {
+	stale, final := map[*history.Event]bool{}, map[string][]string{}
+	for _, i := range judged.StaleAt {
+		stale[&events[i]] = true
 	}
-	final := make(map[string][]string)
 	for i := range events {
 		if e := &events[i]; e.Kind == history.KindFinal {
 			final[e.Key] = history.Entries(e.Value)
@@ -172,11 +157,10 @@ func (s *scene) mark(events []history.Event, lost []string) {
 	for i := range s.items {
 		it := &s.items[i]
 		it.stale = stale[it.Event]
-		if it.isWrite() && it.Accepted { // an entry of that name may be in another ledger, or come back
-			own := history.Entries(it.Value)
-			held, known := final[it.Key]
-			if known && len(own) > 0 && slices.Contains(lost, own[len(own)-1]) && !slices.Contains(held, own[len(own)-1]) {
-				it.lost = own[len(own)-1]
+		left, known := final[it.Key]
+		if own := history.Entries(it.Value); it.isWrite() && it.Accepted && known && len(own) > 0 {
+			if entry := own[len(own)-1]; slices.Contains(judged.Lost, entry) && !slices.Contains(left, entry) {
+				it.lost = entry
 			}
 		}
 	}

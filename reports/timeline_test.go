@@ -75,28 +75,6 @@ func TestGoneAtTheEnd(t *testing.T) {
 	}
 }
 
-func TestStale(t *testing.T) {
-	for name, c := range map[string]struct {
-		events []history.Event
-		want   int
-	}{
-		"token goes back":          {[]history.Event{decision("write", 2, 1, false), decision("write", 1, 1, false)}, 1},
-		"equal fence":              {[]history.Event{decision("write", 2, 1, false), decision("write", 2, 1, false)}, 1},
-		"second write of a grant":  {[]history.Event{decision("write", 2, 1, false), decision("write", 2, 2, false)}, 0},
-		"after a fenced read":      {[]history.Event{decision("read", 2, 0, true), decision("write", 1, 1, false)}, 1},
-		"after an unfenced read":   {[]history.Event{decision("read", 2, 0, false), decision("write", 1, 1, false)}, 0},
-		"own write after own read": {[]history.Event{decision("read", 2, 0, true), decision("write", 2, 1, true)}, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			events := build(c.events...)
-			events[0].Run.Fencing = history.FencingOff
-			require.Equal(t, c.want, history.Judge(events).Stale)
-			html := render(t, reports.Run{Events: events})
-			require.Equal(t, c.want, strings.Count(html, ": stale</text>"))
-		})
-	}
-}
-
 // build makes a history of events, those without a time one millisecond apart.
 func build(events ...history.Event) []history.Event {
 	all := []history.Event{{Time: began, Actor: "controller", Kind: history.KindRun, Run: &history.Run{
