@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +27,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/bench"
 	"github.com/fencelab/fencelab/internal/bench/load"
+	"github.com/fencelab/fencelab/internal/jsonl"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -74,11 +74,8 @@ func results(t *testing.T, file string) (all []load.Result) {
 	t.Helper()
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
-	for dec := json.NewDecoder(bytes.NewReader(b)); dec.More(); {
-		var r load.Result
-		require.NoError(t, dec.Decode(&r))
-		all = append(all, r)
-	}
+	all, err = jsonl.Decode[load.Result](bytes.NewReader(b), false)
+	require.NoError(t, err)
 	return all
 }
 

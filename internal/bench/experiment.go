@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/jsonl"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -166,7 +168,7 @@ func Run(ctx context.Context, dir string, from testbed.Provider, progress io.Wri
 	}
 	defer func() { err = errors.Join(err, saved.Close()) }()
 	id := uuid.NewString()[:8] // leases left behind by an earlier run have other keys
-	var data []byte
+	var data bytes.Buffer
 	var faults []error // returned at the end
 	for i, c := range configs {
 		s := started[Service(c.Backend)]
@@ -178,11 +180,7 @@ func Run(ctx context.Context, dir string, from testbed.Provider, progress io.Wri
 		}
 		if res != nil {
 			faults = append(faults, err, Broken(res))
-			var line []byte
-			if line, err = load.EncodeLine(res); err == nil {
-				_, err = saved.Write(line)
-			}
-			data = append(data, line...)
+			err = jsonl.Encode(io.MultiWriter(saved, &data), res)
 		}
 		if err != nil {
 			return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: run %d of %d, %s: %w",
@@ -194,7 +192,7 @@ func Run(ctx context.Context, dir string, from testbed.Provider, progress io.Wri
 			_, _ = fmt.Fprintln(progress, err)
 		}
 	}
-	if err := cli.ReplaceFile(file, data); err != nil {
+	if err := cli.ReplaceFile(file, data.Bytes()); err != nil {
 		return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: %w", file, partial, err))...)
 	}
 	return errors.Join(append(faults, os.Remove(partial))...)
