@@ -53,8 +53,7 @@ func requireProbe(t *testing.T, code int, url string, want ...string) {
 
 func startRedis(t *testing.T, args ...string) *testbed.Server {
 	t.Helper()
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: args})
-	s = testmain.Started(t, s, err)
+	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{Args: args})
 	testbed.Need(t, s.Real())
 	return s
 }
@@ -111,9 +110,8 @@ func TestProbeInfo(t *testing.T) {
 
 // Imitations with a clock that is an hour ahead, and an hour behind.
 func TestProbeClock(t *testing.T) {
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Clock: true, Provider: testbed.Local})
-	s = testmain.Started(t, s, err)
-	_, err = s.Clock.Jump(t.Context(), 3600e9)
+	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{Clock: true, Provider: testbed.Local})
+	_, err := s.Clock.Jump(t.Context(), 3600e9)
 	require.NoError(t, err)
 	requireProbe(t, 1, s.URL, `warning +its clock is (1h0m|59m59)\S*s ahead of this machine's: run NTP`)
 	_, err = s.Clock.Jump(t.Context(), -7200e9)
@@ -122,8 +120,7 @@ func TestProbeClock(t *testing.T) {
 }
 
 func TestPostgres(t *testing.T) {
-	s, err := testbed.StartPostgres(t.Context(), nil)
-	s = testmain.Started(t, s, err)
+	s := testmain.Serve(t, testbed.StartPostgres, nil)
 	c, err := pgx.Connect(t.Context(), s.URL)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close(context.Background())) }()
@@ -203,8 +200,7 @@ func TestProbeStores(t *testing.T) {
 	for _, name := range []string{stores.S3, stores.DynamoDB} {
 		t.Run(name, func(t *testing.T) {
 			start := map[string]func(context.Context, *testbed.Options) (*testbed.Server, error){stores.S3: testbed.StartS3, stores.DynamoDB: testbed.StartDynamoDB}[name]
-			s, err := start(t.Context(), &testbed.Options{AllowEmbedded: true})
-			s = testmain.Started(t, s, err)
+			s := testmain.Serve(t, start, &testbed.Options{AllowEmbedded: true})
 			url := onaws.On(name, "name", s.URL)
 			requireProbe(t, 1, url, "bad +"+name+": ") // there is no bucket, and probe makes none
 			store, err := stores.Open(t.Context(), url, stores.Options{})
@@ -296,8 +292,7 @@ func (refusing) Write(_ context.Context, key string, f resource.Fence, _ []byte)
 
 // A server whose Last-Modified is an hour behind its Date, and users who may write only a lock's objects, or a store's.
 func TestProbeS3(t *testing.T) {
-	s, err := testbed.StartS3(t.Context(), &testbed.Options{AllowEmbedded: true})
-	s = testmain.Started(t, s, err)
+	s := testmain.Serve(t, testbed.StartS3, &testbed.Options{AllowEmbedded: true})
 	at, err := url.Parse(s.URL)
 	require.NoError(t, err)
 	var forbidden string
@@ -336,8 +331,7 @@ func TestProbeS3(t *testing.T) {
 }
 
 func TestProbeAnotherService(t *testing.T) {
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{AllowEmbedded: true})
-	s = testmain.Started(t, s, err)
+	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{AllowEmbedded: true})
 	requireProbe(t, 1, "consul://"+s.Addr, `bad +consul at \S+: .*EOF; is it the right port, and with or without TLS\?`)
 }
 

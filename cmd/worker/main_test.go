@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -363,18 +362,8 @@ func (o onLine) Write(b []byte) (int, error) {
 
 func TestMetrics(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	get := func(url string) string {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-		require.NoError(t, err)
-		resp, err := client.Do(req)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, resp.Body.Close()) }()
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		return fmt.Sprint(resp.StatusCode, " ", string(body))
-	}
 	var metrics, health string
+	var status int
 	var once sync.Once
 	var url string
 	out := onLine(func(line string) {
@@ -383,14 +372,16 @@ func TestMetrics(t *testing.T) {
 		}
 		if strings.HasSuffix(line, "read []\n") {
 			once.Do(func() {
-				metrics, health = get(url), get(strings.TrimSuffix(url, "/metrics")+"/healthz")
+				_, metrics = testmain.Get(t, url)
+				status, health = testmain.Get(t, strings.TrimSuffix(url, "/metrics")+"/healthz")
 			})
 		}
 	})
 	require.NoError(t, run(t.Context(), append(b.args, "-metrics", "127.0.0.1:0"), out))
 	require.Contains(t, metrics, "dlock_acquire_successes_total 1\n")
 	require.Contains(t, metrics, "release_by_non_owner_applied_total 0\n")
-	require.Equal(t, "200 ok\n", health)
+	require.Equal(t, 200, status)
+	require.Equal(t, "ok\n", health)
 }
 
 func TestBadFlags(t *testing.T) {

@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net/http"
 	"os"
+	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/fencelab/fencelab/internal/redisclient"
@@ -97,4 +100,16 @@ func Cluster(
 // Prepare calls f.
 func Prepare(f func(ctx context.Context) error) Start {
 	return func(ctx context.Context) (io.Closer, error) { return io.NopCloser(nil), f(ctx) }
+}
+
+// Get returns the status and the body of a page.
+func Get(tb testing.TB, url string) (status int, body string) {
+	tb.Helper()
+	req, err := http.NewRequestWithContext(tb.Context(), http.MethodGet, url, nil)
+	require.NoError(tb, err)
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	require.NoError(tb, err)
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(tb, errors.Join(err, resp.Body.Close()))
+	return resp.StatusCode, string(b)
 }
