@@ -224,21 +224,21 @@ func TestProbeStores(t *testing.T) {
 		})
 	}
 	for unfenced, want := range map[bool]string{false: "ok +http refuses stale tokens", true: "bad +http: .* runs with fencing off"} {
-		url := serve(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: unfenced})
+		url := testmain.Resource(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: unfenced})
 		code := map[bool]int{true: 1}[unfenced]
 		requireProbe(t, code, url, want)
 		requireProbe(t, code, url, want)
 	}
-	requireProbe(t, 0, serve(t, overtaken{resource.NewMemory()}, nil), "ok +http refuses stale tokens")
+	requireProbe(t, 0, testmain.Resource(t, overtaken{resource.NewMemory()}, nil), "ok +http refuses stale tokens")
 	require.ErrorContains(t, refusesStale(t.Context(), &stores.Store{Store: refusing{resource.NewMemory()}}), "seen 1, got 2")
 	full := resource.NewMemory()
 	require.NoError(t, full.Write(t.Context(), "fencelab-probe", resource.NewFence(math.MaxUint64-1, 1), nil))
-	requireProbe(t, 1, serve(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1', or for http, with the server stopped: resource -file FILE -set-fence 'fencelab-probe=1'")
+	requireProbe(t, 1, testmain.Resource(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1', or for http, with the server stopped: resource -file FILE -set-fence 'fencelab-probe=1'")
 
 	m := resource.NewMemory()
 	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, make([]byte, resource.DefaultMaxBody+1)))
 	require.NoError(t, m.Write(t.Context(), "acme's 1", resource.Fence{Token: 6, Seq: 1}, nil))
-	url := serve(t, m, &resource.HandlerOptions{Token: "secret"})
+	url := testmain.Resource(t, m, &resource.HandlerOptions{Token: "secret"})
 	out, _, err := tool(t, "fence", "set", "-token", "secret", url, "acme", "6")
 	require.NoError(t, err)
 	require.Equal(t, "the fence of \"acme\" was 5.2 and is 6.0\n", out)
@@ -265,15 +265,6 @@ func describes(t *testing.T, server, reply string) (addr string) {
 	t.Cleanup(srv.Close)
 	to.Host = srv.Listener.Addr().String()
 	return to.String()
-}
-
-func serve(t *testing.T, s resource.Store, o *resource.HandlerOptions) (url string) {
-	t.Helper()
-	h, err := resource.NewHandler(s, o)
-	require.NoError(t, err)
-	srv := httptest.NewServer(h)
-	t.Cleanup(srv.Close)
-	return srv.URL
 }
 
 // overtaken is a store that another probe writes to after each Read.

@@ -21,7 +21,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/memlock"
 	"github.com/fencelab/fencelab/internal/open/stores"
-	"github.com/fencelab/fencelab/internal/server"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 )
@@ -37,16 +36,7 @@ type bench struct {
 func newBench(t *testing.T, o resource.HandlerOptions) *bench {
 	t.Helper()
 	b := &bench{redis: miniredis.RunT(t), store: resource.NewMemory()}
-	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(ctx, ln, b.store, server.Options{Handler: o}) }()
-	t.Cleanup(func() {
-		stop()
-		require.NoError(t, <-served)
-	})
-	b.args = []string{"-lock", "redis://" + b.redis.Addr(), "-resource", "http://" + ln.Addr().String(), "-log-level", "error"}
+	b.args = []string{"-lock", "redis://" + b.redis.Addr(), "-resource", testmain.Resource(t, b.store, &o), "-log-level", "error"}
 	return b
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -100,6 +102,16 @@ func Cluster(
 // Prepare calls f.
 func Prepare(f func(ctx context.Context) error) Start {
 	return func(ctx context.Context) (io.Closer, error) { return io.NopCloser(nil), f(ctx) }
+}
+
+// Resource serves a store for one test.
+func Resource(tb testing.TB, store resource.Store, o *resource.HandlerOptions) (url string) {
+	tb.Helper()
+	h, err := resource.NewHandler(store, o)
+	require.NoError(tb, err)
+	s := httptest.NewServer(h)
+	tb.Cleanup(s.Close)
+	return s.URL
 }
 
 // Get returns the status and the body of a page.
