@@ -32,8 +32,9 @@ type scene struct {
 
 type item struct {
 	*history.Event
+	clock time.Time     // without a time of its own, its predecessor's
 	n     int           // number in list and drawing, from 1
-	at    time.Duration // since t = 0; without a time of its own, its predecessor's
+	at    time.Duration // since t = 0
 	stale bool          // an accepted write that the fencing rule refuses
 	lost  string        // the accepted entry that is missing at the end
 }
@@ -88,15 +89,7 @@ func newScene(events []history.Event, judged history.Result) *scene {
 
 func (s *scene) number(events []history.Event) {
 	described := false
-	type stamped struct {
-		e *history.Event
-		t time.Time
-		i int
-	}
-	var (
-		all  []stamped
-		last time.Time
-	)
+	var last time.Time
 	for i := range events {
 		e := &events[i]
 		switch e.Kind {
@@ -114,26 +107,25 @@ func (s *scene) number(events []history.Event) {
 		if !e.Time.IsZero() {
 			last = e.Time
 		}
-		all = append(all, stamped{e, last, i})
+		s.items = append(s.items, item{Event: e, clock: last, n: i})
 	}
-	slices.SortStableFunc(all, func(a, b stamped) int { return a.t.Compare(b.t) })
+	slices.SortStableFunc(s.items, func(a, b item) int { return a.clock.Compare(b.clock) })
 
-	for _, a := range all {
-		grant := a.e.Kind == history.KindReport && a.e.Name == history.Acquired
-		if s.start.IsZero() || grant {
-			s.start, s.granted = a.t, grant
-		}
-		if grant {
-			break
-		}
+	start := slices.IndexFunc(s.items, func(it item) bool { return it.reports(history.Acquired) })
+	if s.granted = start >= 0; !s.granted {
+		start = slices.IndexFunc(s.items, func(it item) bool { return !it.clock.IsZero() })
+	}
+	if start >= 0 {
+		s.start = s.items[start].clock
 	}
 	recorded := -1
-	for i, a := range all {
-		if a.i < recorded {
+	for i := range s.items {
+		it := &s.items[i]
+		if it.n < recorded {
 			s.moved++
 		}
-		recorded = max(recorded, a.i)
-		s.items = append(s.items, item{Event: a.e, n: i + 1, at: since(a.t, s.start)})
+		recorded = max(recorded, it.n)
+		it.n, it.at = i+1, since(it.clock, s.start)
 	}
 }
 
