@@ -3,6 +3,7 @@ package reports
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -150,12 +151,19 @@ func (s *scene) mark(events []history.Event, judged history.Result) {
 		it := &s.items[i]
 		it.stale = stale[it.Event]
 		left, known := final[it.Key]
-		if own := history.Entries(it.Value); it.isWrite() && it.Accepted && known && len(own) > 0 {
-			if entry := own[len(own)-1]; slices.Contains(judged.Lost, entry) && !slices.Contains(left, entry) {
-				it.lost = entry
-			}
+		if own := it.entry(); it.isWrite() && it.Accepted && known && slices.Contains(judged.Lost, own) && !slices.Contains(left, own) {
+			it.lost = own
 		}
 	}
+}
+
+// entry is the one that a write adds.
+func (it item) entry() string {
+	entries := history.Entries(it.Value)
+	if len(entries) == 0 {
+		return ""
+	}
+	return entries[len(entries)-1]
 }
 
 func (it item) isWrite() bool { return it.Kind == history.KindDecision && it.Op == "write" }
@@ -284,8 +292,10 @@ func (s *scene) grants() {
 		}
 	}
 	for _, it := range s.items {
-		if it.reports(history.ReleaseForeign) {
-			s.deleted(it)
+		for i := range s.leases {
+			if l := &s.leases[i]; it.reports(history.ReleaseForeign) && l.worker != it.Actor && l.from <= it.at && it.at < l.end {
+				l.solid, l.end, l.how = it.at, it.at, superseded
+			}
 		}
 	}
 }
@@ -298,23 +308,12 @@ func (s *scene) goesOn(l lease, before time.Duration) bool {
 	})
 }
 
-func (s *scene) deleted(by item) {
-	for i := range s.leases {
-		if l := &s.leases[i]; l.worker != by.Actor && l.from <= by.at && by.at < l.end {
-			l.solid, l.end, l.how = by.at, by.at, superseded
-		}
-	}
-}
-
 // leaves sets belief to when the holder of l learned that its grant is over, and returns when the holder released the lock, if it
 // did.
 func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
-	limit := time.Duration(1<<63 - 1)
-	for _, later := range s.leases[i+1:] {
-		if later.worker == l.worker {
-			limit = later.from
-			break
-		}
+	limit := time.Duration(math.MaxInt64)
+	if again := slices.IndexFunc(s.leases[i+1:], func(later lease) bool { return later.worker == l.worker }); again >= 0 {
+		limit = s.leases[i+1+again].from
 	}
 	for _, it := range s.items[l.n:] {
 		if it.at > limit {
@@ -341,15 +340,9 @@ func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 
 // stopped reports whether the holder of l couldn't renew to the end.
 func (s *scene) stopped(l *lease) bool {
-	if l.belief < s.to {
-		return true
-	}
-	for _, f := range slices.Concat(s.frozen, s.down) {
-		if f.target == l.worker && f.from >= l.from {
-			return true
-		}
-	}
-	return false
+	return l.belief < s.to || slices.ContainsFunc(slices.Concat(s.frozen, s.down), func(f span) bool {
+		return f.target == l.worker && f.from >= l.from
+	})
 }
 
 // match ties each write that reached the resource to its sender: the last worker granted its token, or of several with that
@@ -366,10 +359,7 @@ func (s *scene) match() {
 			continue
 		}
 		w := write{decision: it, sent: it.at}
-		own := ""
-		if entries := history.Entries(it.Value); len(entries) > 0 {
-			own = entries[len(entries)-1]
-		}
+		own := it.entry()
 		for _, l := range s.leases {
 			if l.token == it.Token && (l.from <= it.at || w.worker == "") && (w.worker == "" || w.worker != own) {
 				w.worker = l.worker
