@@ -7,8 +7,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -279,25 +277,16 @@ func TestRefusedOnAndOn(t *testing.T) {
 	})
 }
 
-// A proxy sends each write twice.
+// twice repeats each write, as a proxy may.
+type twice struct{ resource.Store }
+
+func (s twice) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	return errors.Join(s.Store.Write(ctx, key, f, value), s.Store.Write(ctx, key, f, value))
+}
+
 func TestRepeatedWrite(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
-	h, err := resource.NewHandler(b.store, nil)
-	require.NoError(t, err)
-	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPut {
-			body, err := io.ReadAll(r.Body)
-			if err != nil {
-				t.Error(err)
-			}
-			r.Body = io.NopCloser(bytes.NewReader(body))
-			h.ServeHTTP(httptest.NewRecorder(), r)
-			r.Body = io.NopCloser(bytes.NewReader(body))
-		}
-		h.ServeHTTP(w, r)
-	}))
-	t.Cleanup(proxy.Close)
-	out, err := b.work(t, "-name", "A", "-resource", proxy.URL)
+	out, err := b.work(t, "-name", "A", "-resource", testmain.Resource(t, twice{b.store}, nil))
 	require.NoError(t, err, "the second was refused because the first was accepted")
 	require.Contains(t, out, "A wrote\n")
 	require.Equal(t, "A\n", b.ledger(t, "demo"))
