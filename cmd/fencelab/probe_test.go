@@ -124,9 +124,9 @@ func TestPostgres(t *testing.T) {
 	c, err := pgx.Connect(t.Context(), s.URL)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close(context.Background())) }()
-	set := func(setting string) {
+	do := func(sql string) {
 		t.Helper()
-		_, err := c.Exec(t.Context(), "ALTER DATABASE postgres SET "+setting)
+		_, err := c.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
 	out, _, err := tool(t, "probe", s.URL)
@@ -139,29 +139,24 @@ func TestPostgres(t *testing.T) {
 	if strings.Contains(s.URL, with) {
 		with = "&"
 	}
-	_, err = c.Exec(t.Context(), "CREATE UNLOGGED TABLE fencelab_lock (key text)")
-	require.NoError(t, err)
+	do("CREATE UNLOGGED TABLE fencelab_lock (key text)")
 	requireProbe(t, 1, s.URL+with+"pool_max_conns=2", "bad +fencelab_lock: unlogged") // as the lock's URL may have
-	_, err = c.Exec(t.Context(), "DROP TABLE fencelab_lock")
-	require.NoError(t, err)
+	do("DROP TABLE fencelab_lock")
 	out, _, _ = tool(t, "probe", s.URL)
 	require.Regexp(t, "(?m)^ok +its tables of tokens and fences are logged", out)
 	require.NotContains(t, out, "idle_in_transaction_session_timeout", "without a table of fences")
-	_, err = c.Exec(t.Context(), "CREATE UNLOGGED TABLE fencelab_fence (key text)")
-	require.NoError(t, err)
+	do("CREATE UNLOGGED TABLE fencelab_fence (key text)")
 	requireProbe(t, 1, s.URL, "bad +fencelab_fence: unlogged")
-	_, err = c.Exec(t.Context(), "DROP TABLE fencelab_fence; CREATE TABLE fencelab_fence (key text) PARTITION BY HASH (key); "+
+	do("DROP TABLE fencelab_fence; CREATE TABLE fencelab_fence (key text) PARTITION BY HASH (key); " +
 		"CREATE UNLOGGED TABLE part PARTITION OF fencelab_fence FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
-	require.NoError(t, err)
 	requireProbe(t, 1, s.URL, "bad +part: unlogged")
-	_, err = c.Exec(t.Context(), "ALTER TABLE part SET LOGGED")
-	require.NoError(t, err)
+	do("ALTER TABLE part SET LOGGED")
 	out, _, _ = tool(t, "probe", s.URL)
 	require.Regexp(t, "(?m)^warning +idle_in_transaction_session_timeout is 0", out)
-	set("idle_in_transaction_session_timeout = '1min'")
+	do("ALTER DATABASE postgres SET idle_in_transaction_session_timeout = '1min'")
 	out, _, _ = tool(t, "probe", s.URL)
 	require.NotContains(t, out, "idle_in_transaction_session_timeout")
-	set("synchronous_commit = off")
+	do("ALTER DATABASE postgres SET synchronous_commit = off")
 	requireProbe(t, 1, s.URL, `bad +synchronous_commit is off, .*'ALTER SYSTEM SET synchronous_commit = on'`)
 	out, code, _ := tool(t, "probe", strings.Replace(s.URL, s.Addr, "127.0.0.1:1", 1))
 	require.Equal(t, 1, code)
@@ -239,14 +234,9 @@ func TestProbeStores(t *testing.T) {
 	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, make([]byte, resource.DefaultMaxBody+1)))
 	require.NoError(t, m.Write(t.Context(), "acme's 1", resource.Fence{Token: 6, Seq: 1}, nil))
 	url := testmain.Resource(t, m, &resource.HandlerOptions{Token: "secret"})
-	out, _, err := tool(t, "fence", "set", "-token", "secret", url, "acme", "6")
-	require.NoError(t, err)
-	require.Equal(t, "the fence of \"acme\" was 5.2 and is 6.0\n", out)
-	_, code, err := tool(t, "fence", "set", "-token", "secret", "-force", url, "acme's 1", "4")
-	require.Equal(t, 1, code)
-	require.ErrorContains(t, err, "where the file is: resource -file FILE -set-fence 'acme'\\''s 1=4'")
-	_, _, err = tool(t, "fence", "show", url, "acme")
-	require.ErrorContains(t, err, "401")
+	says(t, "the fence of \"acme\" was 5.2 and is 6.0\n", "set", "-token", "secret", url, "acme", "6")
+	says(t, "where the file is: resource -file FILE -set-fence 'acme'\\''s 1=4'", "set", "-token", "secret", "-force", url, "acme's 1", "4")
+	says(t, "401", "show", url, "acme")
 }
 
 // describes is a DynamoDB that describes its tables by reply.
