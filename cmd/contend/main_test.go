@@ -96,8 +96,10 @@ func TestRuns(t *testing.T) {
 		{"-contenders 10 -work 1ms", "redis (server unknown): closed model, 10 contenders on 10 connections, a hot key, work 1ms, TTL 10s\n", ""},
 		{"-backend ping -contenders 4 -work 1ms", "ping (server unknown): closed model", ""},
 		{"-backend baton -contenders 4 -work 1ms", "baton (server unknown): closed model", ""},
-		{"-closed=false -rate 200 -keys 1000 -backend redislock -contenders 20 -connections 2",
-			"redislock (server unknown): 200 arrivals/s, 20 contenders on 2 connections, 1000 keys,", "github.com/bsm/redislock"},
+		{
+			"-closed=false -rate 200 -keys 1000 -backend redislock -contenders 20 -connections 2",
+			"redislock (server unknown): 200 arrivals/s, 20 contenders on 2 connections, 1000 keys,", "github.com/bsm/redislock",
+		},
 	} {
 		out, res := measured(t, append([]string{"-closed"}, strings.Fields(c.args)...)...)
 		require.Contains(t, out, c.says)
