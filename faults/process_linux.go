@@ -2,11 +2,8 @@ package faults
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
-	"path/filepath"
-	"strconv"
+
+	"github.com/prometheus/procfs"
 
 	"github.com/fencelab/fencelab/internal/proc"
 )
@@ -14,37 +11,37 @@ import (
 // readThreads reads every thread's state. A listing taken while threads end may miss others, so the total is the kernel's count,
 // read afterwards: if as many were seen stopped, none was missed.
 func readThreads(_ context.Context, pid int) (threads, error) {
-	process := fmt.Sprintf("/proc/%d", pid)
-	entries, err := proc.ReadDir(filepath.Join(process, "task"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return threads{}, nil
-	}
+	all, err := procfs.AllThreads(pid)
 	if err != nil {
-		return threads{}, err
+		return threads{}, unlessEnded(err)
 	}
 	var t threads
-	for _, e := range entries {
-		stat, err := proc.Stat(filepath.Join(process, "task", e.Name(), "stat"))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
+	for _, thread := range all {
+		switch stat, err := thread.Stat(); {
+		case err != nil && !proc.Ended(err):
 			return threads{}, err
-		}
-		if stat[proc.State] == "T" {
+		case err == nil && stat.State == "T":
 			t.stopped++
 		}
 	}
-	first, err := proc.Stat(filepath.Join(process, "stat"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return threads{}, nil
-	}
+	process, err := procfs.NewProc(pid)
 	if err != nil {
-		return threads{}, err
+		return threads{}, unlessEnded(err)
 	}
-	if first[proc.State] == "Z" || first[proc.State] == "X" {
+	stat, err := process.Stat()
+	if err != nil {
+		return threads{}, unlessEnded(err)
+	}
+	if stat.State == "Z" || stat.State == "X" {
 		t.dead = 1
 	}
-	t.total, err = strconv.Atoi(first[proc.Threads])
-	return t, err
+	t.total = stat.NumThreads
+	return t, nil
+}
+
+func unlessEnded(err error) error {
+	if proc.Ended(err) {
+		return nil
+	}
+	return err
 }

@@ -115,28 +115,20 @@ func TestStoreCosts(t *testing.T) {
 	region(t, dir+"README.md", "table: checks", table("store | the yardstick | takes | the other | takes more | that is | requests", rows...))
 
 	rows = nil
-	for _, c := range []struct {
-		store string
-		ways  []string
-	}{
-		{"memory", nil},
-		{"bolt", nil},
-		{"http", nil},
-		{"redis-memory", []string{"hset", "unfenced", "fenced"}},
-		{"redis-fsync", []string{"hset", "unfenced", "fenced"}},
-		{"postgres", []string{"unfenced", "fenced", "tx-unfenced", "tx-guard", "tx-for-update"}},
-		{"s3", nil},
-		{"dynamodb", nil},
-	} {
-		if c.ways == nil {
-			c.ways = []string{"unfenced", "fenced"}
+	for _, store := range []string{"memory", "bolt", "http", "redis-memory", "redis-fsync", "postgres", "s3", "dynamodb"} {
+		ways := []string{"unfenced", "fenced"}
+		switch {
+		case strings.HasPrefix(store, "redis-"):
+			ways = append([]string{"hset"}, ways...)
+		case store == "postgres":
+			ways = append(ways, "tx-unfenced", "tx-guard", "tx-for-update")
 		}
 		for _, keys := range []string{"many", "one"} {
-			for _, way := range c.ways {
+			for _, way := range ways {
 				get := func(writers int, unit string) float64 {
-					return metric(t, all, fmt.Sprintf("Writers/store=%s/keys=%s/writers=%d", c.store, keys, writers), unit+"/"+way)
+					return metric(t, all, fmt.Sprintf("Writers/store=%s/keys=%s/writers=%d", store, keys, writers), unit+"/"+way)
 				}
-				row := []string{c.store, keys, way}
+				row := []string{store, keys, way}
 				for _, writers := range []int{1, 16, 128} {
 					row = append(row, round(get(writers, "writes/s"))+"/s")
 				}

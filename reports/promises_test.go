@@ -1,10 +1,7 @@
 package reports_test
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"regexp"
@@ -14,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/jsonl"
 	"github.com/fencelab/fencelab/scenarios/promises"
 )
 
@@ -92,14 +90,10 @@ func TestPromisesTable(t *testing.T) {
 	f, err := os.Open(dir + "reports.jsonl")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
+	all, err := jsonl.Decode[promises.Report](f, false)
+	require.NoError(t, err)
 	byLock := map[string][]promises.Report{}
-	for lines := json.NewDecoder(f); ; {
-		var r promises.Report
-		err := lines.Decode(&r)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		require.NoError(t, err)
+	for _, r := range all {
 		byLock[r.Lock] = append(byLock[r.Lock], r)
 	}
 	require.ElementsMatch(t, slices.Concat(others, ours), slices.Collect(maps.Keys(byLock)))

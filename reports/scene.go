@@ -3,6 +3,7 @@ package reports
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -32,8 +33,9 @@ type scene struct {
 
 type item struct {
 	*history.Event
+	clock time.Time     // without a time of its own, its predecessor's
 	n     int           // number in list and drawing, from 1
-	at    time.Duration // since t = 0; without a time of its own, its predecessor's
+	at    time.Duration // since t = 0
 	stale bool          // an accepted write that the fencing rule refuses
 	lost  string        // the accepted entry that is missing at the end
 }
@@ -74,10 +76,10 @@ type write struct {
 
 const resourceName = "resource"
 
-func newScene(events []history.Event, lost []string) *scene {
+func newScene(events []history.Event, judged history.Result) *scene {
 	s := &scene{}
 	s.number(events)
-	s.mark(events, lost)
+	s.mark(events, judged)
 	s.roster()
 	s.domain()
 	s.faults()
@@ -88,15 +90,7 @@ func newScene(events []history.Event, lost []string) *scene {
 
 func (s *scene) number(events []history.Event) {
 	described := false
-	type stamped struct {
-		e *history.Event
-		t time.Time
-		i int
-	}
-	var (
-		all  []stamped
-		last time.Time
-	)
+	var last time.Time
 	for i := range events {
 		e := &events[i]
 		switch e.Kind {
@@ -114,26 +108,25 @@ func (s *scene) number(events []history.Event) {
 		if !e.Time.IsZero() {
 			last = e.Time
 		}
-		all = append(all, stamped{e, last, i})
+		s.items = append(s.items, item{Event: e, clock: last, n: i})
 	}
-	slices.SortStableFunc(all, func(a, b stamped) int { return a.t.Compare(b.t) })
+	slices.SortStableFunc(s.items, func(a, b item) int { return a.clock.Compare(b.clock) })
 
-	for _, a := range all {
-		grant := a.e.Kind == history.KindReport && a.e.Name == history.Acquired
-		if s.start.IsZero() || grant {
-			s.start, s.granted = a.t, grant
-		}
-		if grant {
-			break
-		}
+	start := slices.IndexFunc(s.items, func(it item) bool { return it.reports(history.Acquired) })
+	if s.granted = start >= 0; !s.granted {
+		start = slices.IndexFunc(s.items, func(it item) bool { return !it.clock.IsZero() })
+	}
+	if start >= 0 {
+		s.start = s.items[start].clock
 	}
 	recorded := -1
-	for i, a := range all {
-		if a.i < recorded {
+	for i := range s.items {
+		it := &s.items[i]
+		if it.n < recorded {
 			s.moved++
 		}
-		recorded = max(recorded, a.i)
-		s.items = append(s.items, item{Event: a.e, n: i + 1, at: since(a.t, s.start)})
+		recorded = max(recorded, it.n)
+		it.n, it.at = i+1, since(it.clock, s.start)
 	}
 }
 
@@ -143,27 +136,12 @@ func since(t, start time.Time) time.Duration {
 	return min(max(t.Sub(start), -most), most)
 }
 
-// mark finds writes that were accepted though stale, or accepted and then lost, by the judge's rule and in the order of
-// recording.
-func (s *scene) mark(events []history.Event, lost []string) {
-	type fence struct{ token, seq uint64 }
-	greatest := make(map[string]fence)
-	stale := make(map[*history.Event]bool)
-	for i := range events {
-		e := &events[i]
-		write := e.Op == "write"
-		if e.Kind != history.KindDecision || !e.Accepted || e.Token == 0 || !write && !e.Enforced {
-			continue
-		}
-		top := greatest[e.Key]
-		switch {
-		case e.Token > top.token || e.Token == top.token && e.Seq > top.seq:
-			greatest[e.Key] = fence{e.Token, e.Seq}
-		case write:
-			stale[e] = true
-		}
+// mark marks accepted writes as stale, or as lost: an entry of that name may be in another ledger, or come back.
+func (s *scene) mark(events []history.Event, judged history.Result) {
+	stale, final := map[*history.Event]bool{}, map[string][]string{}
+	for _, i := range judged.StaleAt {
+		stale[&events[i]] = true
 	}
-	final := make(map[string][]string)
 	for i := range events {
 		if e := &events[i]; e.Kind == history.KindFinal {
 			final[e.Key] = history.Entries(e.Value)
@@ -172,14 +150,20 @@ func (s *scene) mark(events []history.Event, lost []string) {
 	for i := range s.items {
 		it := &s.items[i]
 		it.stale = stale[it.Event]
-		if it.isWrite() && it.Accepted { // an entry of that name may be in another ledger, or come back
-			own := history.Entries(it.Value)
-			held, known := final[it.Key]
-			if known && len(own) > 0 && slices.Contains(lost, own[len(own)-1]) && !slices.Contains(held, own[len(own)-1]) {
-				it.lost = own[len(own)-1]
-			}
+		left, known := final[it.Key]
+		if own := it.entry(); it.isWrite() && it.Accepted && known && slices.Contains(judged.Lost, own) && !slices.Contains(left, own) {
+			it.lost = own
 		}
 	}
+}
+
+// entry is the one that a write adds.
+func (it item) entry() string {
+	entries := history.Entries(it.Value)
+	if len(entries) == 0 {
+		return ""
+	}
+	return entries[len(entries)-1]
 }
 
 func (it item) isWrite() bool { return it.Kind == history.KindDecision && it.Op == "write" }
@@ -308,8 +292,10 @@ func (s *scene) grants() {
 		}
 	}
 	for _, it := range s.items {
-		if it.reports(history.ReleaseForeign) {
-			s.deleted(it)
+		for i := range s.leases {
+			if l := &s.leases[i]; it.reports(history.ReleaseForeign) && l.worker != it.Actor && l.from <= it.at && it.at < l.end {
+				l.solid, l.end, l.how = it.at, it.at, superseded
+			}
 		}
 	}
 }
@@ -322,23 +308,12 @@ func (s *scene) goesOn(l lease, before time.Duration) bool {
 	})
 }
 
-func (s *scene) deleted(by item) {
-	for i := range s.leases {
-		if l := &s.leases[i]; l.worker != by.Actor && l.from <= by.at && by.at < l.end {
-			l.solid, l.end, l.how = by.at, by.at, superseded
-		}
-	}
-}
-
 // leaves sets belief to when the holder of l learned that its grant is over, and returns when the holder released the lock, if it
 // did.
 func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
-	limit := time.Duration(1<<63 - 1)
-	for _, later := range s.leases[i+1:] {
-		if later.worker == l.worker {
-			limit = later.from
-			break
-		}
+	limit := time.Duration(math.MaxInt64)
+	if again := slices.IndexFunc(s.leases[i+1:], func(later lease) bool { return later.worker == l.worker }); again >= 0 {
+		limit = s.leases[i+1+again].from
 	}
 	for _, it := range s.items[l.n:] {
 		if it.at > limit {
@@ -365,15 +340,9 @@ func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 
 // stopped reports whether the holder of l couldn't renew to the end.
 func (s *scene) stopped(l *lease) bool {
-	if l.belief < s.to {
-		return true
-	}
-	for _, f := range slices.Concat(s.frozen, s.down) {
-		if f.target == l.worker && f.from >= l.from {
-			return true
-		}
-	}
-	return false
+	return l.belief < s.to || slices.ContainsFunc(slices.Concat(s.frozen, s.down), func(f span) bool {
+		return f.target == l.worker && f.from >= l.from
+	})
 }
 
 // match ties each write that reached the resource to its sender: the last worker granted its token, or of several with that
@@ -390,10 +359,7 @@ func (s *scene) match() {
 			continue
 		}
 		w := write{decision: it, sent: it.at}
-		own := ""
-		if entries := history.Entries(it.Value); len(entries) > 0 {
-			own = entries[len(entries)-1]
-		}
+		own := it.entry()
 		for _, l := range s.leases {
 			if l.token == it.Token && (l.from <= it.at || w.worker == "") && (w.worker == "" || w.worker != own) {
 				w.worker = l.worker

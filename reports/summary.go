@@ -2,13 +2,12 @@ package reports
 
 import (
 	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"time"
 
+	"github.com/fencelab/fencelab/internal/jsonl"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
@@ -87,29 +86,7 @@ func SortSummaries(all []Summary) {
 var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
 // EncodeSummaries writes one JSON line per run.
-func EncodeSummaries(w io.Writer, all []Summary) error {
-	enc := json.NewEncoder(w)
-	for i := range all {
-		if err := enc.Encode(&all[i]); err != nil {
-			return fmt.Errorf("reports: %w", err)
-		}
-	}
-	return nil
-}
+func EncodeSummaries(w io.Writer, all []Summary) error { return jsonl.Encode(w, all...) }
 
-// DecodeSummaries reads what EncodeSummaries writes. Errors name the run.
-func DecodeSummaries(r io.Reader) (all []Summary, err error) {
-	dec := json.NewDecoder(r)
-	dec.DisallowUnknownFields()
-	for {
-		var s Summary
-		err := dec.Decode(&s)
-		if errors.Is(err, io.EOF) {
-			return all, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reports: run %d: %w", len(all)+1, err)
-		}
-		all = append(all, s)
-	}
-}
+// DecodeSummaries reads what EncodeSummaries writes. Errors name the line.
+func DecodeSummaries(r io.Reader) ([]Summary, error) { return jsonl.Decode[Summary](r, true) }

@@ -42,7 +42,7 @@ func TestSummarize(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []reports.Summary{s, reports.Summarize(nil)}, back)
 	_, err = reports.DecodeSummaries(strings.NewReader("{}\n{\"x\":1}\n"))
-	require.ErrorContains(t, err, "run 2")
+	require.ErrorContains(t, err, "line 2")
 }
 
 func TestCell(t *testing.T) {

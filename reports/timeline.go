@@ -116,7 +116,7 @@ func (g *group) draw() {
 }
 
 func newPanel(id string, r Run) *panel {
-	s := newScene(r.Events, r.Result.Lost)
+	s := newScene(r.Events, r.Result)
 	p := &panel{ID: id, scene: s, Verdict: r.Result.Verdict.String(), Command: clean(s.run.Command)}
 	p.Mark = map[history.Verdict]string{history.Safe: safeSign, history.Violated: brokenSign}[r.Result.Verdict]
 	if p.Mark == "" {

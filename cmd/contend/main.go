@@ -202,7 +202,7 @@ func reach(ctx context.Context, j bench.Job) error {
 	spec := locks.Spec{Lock: service, Addrs: addrs, TTL: j.Config.TTL.D()}
 	b, err := locks.Reach(ctx, spec)
 	if err == nil {
-		err = errors.Join(cli.Reach(ctx, b.Ping), b.Close())
+		err = b.Close()
 	}
 	if err != nil {
 		return fmt.Errorf("contend: %v doesn't answer: %w (-lock says where it is; "+

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -67,11 +68,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	case *pause != 0 && *pause <= *ttl:
 		return fmt.Errorf("demo: -pause is %v; it must exceed the -ttl of %v, or be 0", *pause, *ttl)
 	}
-	if dir, err := os.Stat(filepath.Dir(*page)); err != nil || !dir.IsDir() {
-		return fmt.Errorf("demo: %s is not a directory; choose another file with -o", filepath.Dir(*page))
-	}
-	if file, err := os.Stat(*page); err == nil && file.IsDir() {
-		return fmt.Errorf("demo: %s is a directory; choose a file with -o, such as %s", *page, filepath.Join(*page, "demo.html"))
+	if err := cli.Replaceable(*page); err != nil {
+		return fmt.Errorf("demo: %w; choose another file with -o", err)
 	}
 	if *record != "" {
 		if err := os.MkdirAll(*record, 0o755); err != nil {
@@ -108,14 +106,14 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		}
 		if *record != "" {
 			file := filepath.Join(*record, s.Name+"_"+string(f)+".jsonl")
-			if err := create(file, "directory with -record", func(w io.Writer) error { return history.Encode(w, o.Events) }); err != nil {
-				return err
+			if err := create(file, func(w io.Writer) error { return history.Encode(w, o.Events) }); err != nil {
+				return fmt.Errorf("demo: -record: %w", err)
 			}
 		}
 	}
 	out.printf("\n%s", sideBySide(runs[0], runs[1]))
-	if err := create(*page, "file with -o", func(w io.Writer) error { return reports.Timeline(w, runs...) }); err != nil {
-		return err
+	if err := create(*page, func(w io.Writer) error { return reports.Timeline(w, runs...) }); err != nil {
+		return fmt.Errorf("demo: -o: %w", err)
 	}
 	out.printf("\nThe timeline, to scale: %s\n", *page)
 	if unexpected != nil {
@@ -204,10 +202,10 @@ func findings(r history.Result) []string {
 	return r.Findings
 }
 
-func create(path, choice string, write func(io.Writer) error) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return fmt.Errorf("demo: %w; choose another %s", err, choice)
+func create(path string, write func(io.Writer) error) error {
+	var b bytes.Buffer
+	if err := write(&b); err != nil {
+		return err
 	}
-	return errors.Join(write(f), f.Close())
+	return cli.ReplaceFile(path, b.Bytes())
 }

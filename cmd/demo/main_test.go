@@ -75,5 +75,5 @@ func TestUnknownHazard(t *testing.T) {
 
 func TestPageIsADirectory(t *testing.T) {
 	err := run(t.Context(), []string{"-o", t.TempDir()}, &bytes.Buffer{})
-	require.ErrorContains(t, err, "is a directory; choose a file with -o, such as")
+	require.ErrorContains(t, err, "is a directory; choose another file with -o")
 }

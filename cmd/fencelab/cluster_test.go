@@ -28,20 +28,13 @@ func TestRedisCluster(t *testing.T) {
 		require.NoError(t, err)
 		for i := range 8 { // on both nodes
 			key := fmt.Sprint(n.Addr, i)
-			f := func(want string, args ...string) {
-				t.Helper()
-				out, _, err := tool(t, append([]string{"fence"}, args...)...)
-				require.NoError(t, err)
-				require.Contains(t, out, want)
-			}
-			_, _, err := tool(t, "fence", "show", "-counter", url, key)
-			require.ErrorContains(t, err, "there is none in fence:{"+key+"}")
+			says(t, "there is none in fence:{"+key+"}", "show", "-counter", url, key)
 			_, err = b.TryAcquire(t.Context(), dlock.Request{Key: key, Owner: "x", TTL: time.Minute})
 			require.NoError(t, err)
-			f("was 1 and is 11", "set", "-counter", url, key, "10")
-			f("is 11", "show", "-counter", url, key)
+			says(t, "was 1 and is 11", "set", "-counter", url, key, "10")
+			says(t, "is 11", "show", "-counter", url, key)
 			require.NoError(t, s.Write(t.Context(), key, resource.NewFence(1<<60, 1), nil))
-			f("is 7", "set", "-force", url, key, "7")
+			says(t, "is 7", "set", "-force", url, key, "7")
 			require.NoError(t, s.Write(t.Context(), key, resource.NewFence(8, 1), nil))
 		}
 		require.NoError(t, b.Close())

@@ -163,7 +163,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}()
 	backend, err := locks.Reach(ctx, spec)
 	if err != nil {
-		return fmt.Errorf("%w (is %v?)", err, spec)
+		return fmt.Errorf("can't use %v: %w (are the port, TLS and the password in the URL right?)", spec, err)
 	}
 	locker, err := dlock.New(backend, &o)
 	if err != nil {
@@ -174,10 +174,12 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			_ = locker.Close()
 		}
 	}()
-	if err := cli.Reach(ctx, backend.Ping); err != nil { // it would look like a held lock
-		return fmt.Errorf("can't use %v: %w (are the port, TLS and the password in the URL right?)", spec, err)
+	var h *dlock.Handle
+	if *try {
+		h, err = locker.TryAcquire(ctx, *key)
+	} else {
+		h, err = locks.Acquire(ctx, locker, *key, *wait)
 	}
-	h, err := acquire(ctx, locker, *key, *try, *wait)
 	if errors.Is(err, dlock.ErrHeld) || errors.Is(err, dlock.ErrQueueFull) {
 		if *try {
 			err = nil
@@ -227,18 +229,6 @@ func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Conte
 		}
 		return context.Cause(ctx)
 	})
-}
-
-func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait time.Duration) (*dlock.Handle, error) {
-	if try {
-		return l.TryAcquire(ctx, key)
-	}
-	if wait > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, wait, fmt.Errorf("the lock was not free within %v (-wait)", wait))
-		defer cancel()
-	}
-	return l.Acquire(ctx, key)
 }
 
 // errStillRuns can mean that a process has other privileges. Then the lock isn't released.

@@ -22,6 +22,16 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
+// says requires what fencelab fence prints, or its error.
+func says(t *testing.T, want string, args ...string) {
+	t.Helper()
+	out, _, err := tool(t, append([]string{"fence"}, args...)...)
+	if err != nil {
+		out = err.Error()
+	}
+	require.Contains(t, out, want)
+}
+
 // Redis's counter is in testdata/fence.txtar.
 func TestCounters(t *testing.T) {
 	for lock, start := range map[string]func(context.Context, *testbed.Options) (*testbed.Server, error){
@@ -38,16 +48,8 @@ func TestCounters(t *testing.T) {
 			default:
 				url += "?pool_max_conns=2"
 			}
-			says := func(want string, args ...string) {
-				t.Helper()
-				out, _, err := tool(t, append([]string{"fence"}, args...)...)
-				if err != nil {
-					out = err.Error()
-				}
-				require.Contains(t, out, want)
-			}
 			if lock == locks.Postgres && s.Provider != testbed.External { // which may have the table
-				says("create it with dlock/pglock/schema.sql", "set", "-counter", "-force", url, "a/b", "10")
+				says(t, "create it with dlock/pglock/schema.sql", "set", "-counter", "-force", url, "a/b", "10")
 			}
 			b, err := locks.Open(t.Context(), spec)
 			require.NoError(t, err)
@@ -59,28 +61,28 @@ func TestCounters(t *testing.T) {
 				require.Equal(t, token, g.Fence)
 				return g
 			}
-			says("there is none in the "+map[string]string{locks.Postgres: "table fencelab_lock", locks.S3: "object locks/lock/a!2Fb"}[lock]+": ", "show", "-counter", url, "a/b")
+			says(t, "there is none in the "+map[string]string{locks.Postgres: "table fencelab_lock", locks.S3: "object locks/lock/a!2Fb"}[lock]+": ", "show", "-counter", url, "a/b")
 			g := take("a/b", "x", 1)
-			says(`the last token of the lock "a/b" is 1`, "show", "-counter", url, "a/b")
-			says("was 1 and is 11", "set", "-counter", url, "a/b", "10")
+			says(t, `the last token of the lock "a/b" is 1`, "show", "-counter", url, "a/b")
+			says(t, "was 1 and is 11", "set", "-counter", url, "a/b", "10")
 			take("a/b", "x", 11) // not 10, which the store may have seen
 			_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "a/b", Owner: "y", TTL: time.Hour})
 			require.ErrorIs(t, err, dlock.ErrHeld, "its holder keeps it")
 			require.NoError(t, b.Renew(t.Context(), g))
 			require.NoError(t, b.Release(t.Context(), g))
 			require.NoError(t, b.Release(t.Context(), take("a/b", "y", 12)))
-			says("it is 12, and 7 would lower it", "set", "-counter", url, "a/b", "7")
-			says("was 12 and is 7", "set", "-counter", "-force", url, "a/b", "7")
+			says(t, "it is 12, and 7 would lower it", "set", "-counter", url, "a/b", "7")
+			says(t, "was 12 and is 7", "set", "-counter", "-force", url, "a/b", "7")
 			take("a/b", "z", 8)
-			says("add -force to create it", "set", "-counter", url, "another", "5")
-			says("was 0 and is 5", "set", "-counter", "-force", url, "another", "5")
+			says(t, "add -force to create it", "set", "-counter", url, "another", "5")
+			says(t, "was 0 and is 5", "set", "-counter", "-force", url, "another", "5")
 			take("another", "z", 6)
 
 			// The counter is raised between the command's read and its write.
 			f, err := openFence(t.Context(), url, "", true)
 			require.NoError(t, err)
 			require.NoError(t, f.set(t.Context(), "another", 4, false))
-			says("is 6", "show", "-counter", url, "another")
+			says(t, "is 6", "show", "-counter", url, "another")
 
 			if o, ok := f.(object); ok { // a new version of the object would restart its lease
 				_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "dead", Owner: "x", TTL: time.Nanosecond})
@@ -89,12 +91,12 @@ func TestCounters(t *testing.T) {
 					h, _, err := o.get(t.Context(), "dead")
 					return err == nil && !h.Held
 				}, time.Minute, 100*time.Millisecond)
-				says("was 1 and is 10", "set", "-counter", url, "dead", "10")
+				says(t, "was 1 and is 10", "set", "-counter", url, "dead", "10")
 				take("dead", "y", 11)
 			} else { // the last owner gets the counter again, although its lease is over
 				_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "dead", Owner: "x", TTL: time.Microsecond})
 				require.NoError(t, err)
-				says("was 1 and is 11", "set", "-counter", url, "dead", "10")
+				says(t, "was 1 and is 11", "set", "-counter", url, "dead", "10")
 				take("dead", "x", 11)
 			}
 			require.NoError(t, f.Close())
@@ -122,15 +124,10 @@ func TestPoisonedStores(t *testing.T) {
 			args := []string{"fence", "set", "-force", "STORE-URL", "acme", "7"}
 			require.ErrorContains(t, write(7), ": fencelab "+strings.ReplaceAll(strings.Join(args, " "), "acme", "'acme'"))
 			args[3] = url
-			out, _, err := tool(t, args...)
-			require.NoError(t, err)
-			require.Contains(t, out, "was 18446744073709551615 and is 7.0")
+			says(t, "was 18446744073709551615 and is 7.0", args[1:]...)
 			require.NoError(t, write(7))
-			out, _, err = tool(t, "fence", "show", url, "acme")
-			require.NoError(t, err)
-			require.Equal(t, "the fence of \"acme\" is 7\n", out)
-			_, _, err = tool(t, "fence", "set", url, "acme", "6")
-			require.ErrorContains(t, err, "it is 7, and 6 would lower it")
+			says(t, "the fence of \"acme\" is 7\n", "show", url, "acme")
+			says(t, "it is 7, and 6 would lower it", "set", url, "acme", "6")
 		})
 	}
 }
@@ -152,23 +149,11 @@ func TestFenceInACluster(t *testing.T) {
 			return true
 		})
 		url := "redis://" + m.Addr()
-		show := func(want string) {
-			t.Helper()
-			out, _, err := tool(t, "fence", "show", "-counter", url, "k")
-			require.NoError(t, err)
-			require.Equal(t, "the last token of the lock \"k\" is "+want+"\n", out)
-		}
-		none := func() {
-			t.Helper()
-			_, _, err := tool(t, "fence", "show", "-counter", url, "k")
-			require.ErrorContains(t, err, "there is none")
-		}
-		none()
+		says(t, "there is none", "show", "-counter", url, "k")
 		elsewhere = "fence-floor"
-		none()
-		_, _, err := tool(t, "fence", "set", "-counter", "-force", url, "k", "7")
-		require.NoError(t, err)
-		show("7")
+		says(t, "there is none", "show", "-counter", url, "k")
+		says(t, "is 7", "set", "-counter", "-force", url, "k", "7")
+		says(t, "the last token of the lock \"k\" is 7\n", "show", "-counter", url, "k")
 		elsewhere = "fence:{k}"
 		_, code, err := tool(t, "fence", "show", "-counter", url, "k")
 		require.ErrorContains(t, err, redirect)
@@ -201,8 +186,7 @@ func TestForceRaisesOnly(t *testing.T) {
 			}
 			return false
 		})
-		_, _, err := tool(t, "fence", "set", "-counter", "-force", "redis://"+m.Addr(), "k", "10")
-		require.NoError(t, err)
+		says(t, "was 10 and is 12", "set", "-counter", "-force", "redis://"+m.Addr(), "k", "10")
 		m.CheckGet(t, "fence:{k}", "12")
 	}
 }

@@ -53,8 +53,7 @@ func requireProbe(t *testing.T, code int, url string, want ...string) {
 
 func startRedis(t *testing.T, args ...string) *testbed.Server {
 	t.Helper()
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: args})
-	s = testmain.Started(t, s, err)
+	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{Args: args})
 	testbed.Need(t, s.Real())
 	return s
 }
@@ -111,9 +110,8 @@ func TestProbeInfo(t *testing.T) {
 
 // Imitations with a clock that is an hour ahead, and an hour behind.
 func TestProbeClock(t *testing.T) {
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Clock: true, Provider: testbed.Local})
-	s = testmain.Started(t, s, err)
-	_, err = s.Clock.Jump(t.Context(), 3600e9)
+	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{Clock: true, Provider: testbed.Local})
+	_, err := s.Clock.Jump(t.Context(), 3600e9)
 	require.NoError(t, err)
 	requireProbe(t, 1, s.URL, `warning +its clock is (1h0m|59m59)\S*s ahead of this machine's: run NTP`)
 	_, err = s.Clock.Jump(t.Context(), -7200e9)
@@ -122,14 +120,13 @@ func TestProbeClock(t *testing.T) {
 }
 
 func TestPostgres(t *testing.T) {
-	s, err := testbed.StartPostgres(t.Context(), nil)
-	s = testmain.Started(t, s, err)
+	s := testmain.Serve(t, testbed.StartPostgres, nil)
 	c, err := pgx.Connect(t.Context(), s.URL)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close(context.Background())) }()
-	set := func(setting string) {
+	do := func(sql string) {
 		t.Helper()
-		_, err := c.Exec(t.Context(), "ALTER DATABASE postgres SET "+setting)
+		_, err := c.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
 	out, _, err := tool(t, "probe", s.URL)
@@ -142,29 +139,24 @@ func TestPostgres(t *testing.T) {
 	if strings.Contains(s.URL, with) {
 		with = "&"
 	}
-	_, err = c.Exec(t.Context(), "CREATE UNLOGGED TABLE fencelab_lock (key text)")
-	require.NoError(t, err)
+	do("CREATE UNLOGGED TABLE fencelab_lock (key text)")
 	requireProbe(t, 1, s.URL+with+"pool_max_conns=2", "bad +fencelab_lock: unlogged") // as the lock's URL may have
-	_, err = c.Exec(t.Context(), "DROP TABLE fencelab_lock")
-	require.NoError(t, err)
+	do("DROP TABLE fencelab_lock")
 	out, _, _ = tool(t, "probe", s.URL)
 	require.Regexp(t, "(?m)^ok +its tables of tokens and fences are logged", out)
 	require.NotContains(t, out, "idle_in_transaction_session_timeout", "without a table of fences")
-	_, err = c.Exec(t.Context(), "CREATE UNLOGGED TABLE fencelab_fence (key text)")
-	require.NoError(t, err)
+	do("CREATE UNLOGGED TABLE fencelab_fence (key text)")
 	requireProbe(t, 1, s.URL, "bad +fencelab_fence: unlogged")
-	_, err = c.Exec(t.Context(), "DROP TABLE fencelab_fence; CREATE TABLE fencelab_fence (key text) PARTITION BY HASH (key); "+
+	do("DROP TABLE fencelab_fence; CREATE TABLE fencelab_fence (key text) PARTITION BY HASH (key); " +
 		"CREATE UNLOGGED TABLE part PARTITION OF fencelab_fence FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
-	require.NoError(t, err)
 	requireProbe(t, 1, s.URL, "bad +part: unlogged")
-	_, err = c.Exec(t.Context(), "ALTER TABLE part SET LOGGED")
-	require.NoError(t, err)
+	do("ALTER TABLE part SET LOGGED")
 	out, _, _ = tool(t, "probe", s.URL)
 	require.Regexp(t, "(?m)^warning +idle_in_transaction_session_timeout is 0", out)
-	set("idle_in_transaction_session_timeout = '1min'")
+	do("ALTER DATABASE postgres SET idle_in_transaction_session_timeout = '1min'")
 	out, _, _ = tool(t, "probe", s.URL)
 	require.NotContains(t, out, "idle_in_transaction_session_timeout")
-	set("synchronous_commit = off")
+	do("ALTER DATABASE postgres SET synchronous_commit = off")
 	requireProbe(t, 1, s.URL, `bad +synchronous_commit is off, .*'ALTER SYSTEM SET synchronous_commit = on'`)
 	out, code, _ := tool(t, "probe", strings.Replace(s.URL, s.Addr, "127.0.0.1:1", 1))
 	require.Equal(t, 1, code)
@@ -203,8 +195,7 @@ func TestProbeStores(t *testing.T) {
 	for _, name := range []string{stores.S3, stores.DynamoDB} {
 		t.Run(name, func(t *testing.T) {
 			start := map[string]func(context.Context, *testbed.Options) (*testbed.Server, error){stores.S3: testbed.StartS3, stores.DynamoDB: testbed.StartDynamoDB}[name]
-			s, err := start(t.Context(), &testbed.Options{AllowEmbedded: true})
-			s = testmain.Started(t, s, err)
+			s := testmain.Serve(t, start, &testbed.Options{AllowEmbedded: true})
 			url := onaws.On(name, "name", s.URL)
 			requireProbe(t, 1, url, "bad +"+name+": ") // there is no bucket, and probe makes none
 			store, err := stores.Open(t.Context(), url, stores.Options{})
@@ -228,29 +219,24 @@ func TestProbeStores(t *testing.T) {
 		})
 	}
 	for unfenced, want := range map[bool]string{false: "ok +http refuses stale tokens", true: "bad +http: .* runs with fencing off"} {
-		url := serve(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: unfenced})
+		url := testmain.Resource(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: unfenced})
 		code := map[bool]int{true: 1}[unfenced]
 		requireProbe(t, code, url, want)
 		requireProbe(t, code, url, want)
 	}
-	requireProbe(t, 0, serve(t, overtaken{resource.NewMemory()}, nil), "ok +http refuses stale tokens")
+	requireProbe(t, 0, testmain.Resource(t, overtaken{resource.NewMemory()}, nil), "ok +http refuses stale tokens")
 	require.ErrorContains(t, refusesStale(t.Context(), &stores.Store{Store: refusing{resource.NewMemory()}}), "seen 1, got 2")
 	full := resource.NewMemory()
 	require.NoError(t, full.Write(t.Context(), "fencelab-probe", resource.NewFence(math.MaxUint64-1, 1), nil))
-	requireProbe(t, 1, serve(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1', or for http, with the server stopped: resource -file FILE -set-fence 'fencelab-probe=1'")
+	requireProbe(t, 1, testmain.Resource(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1', or for http, with the server stopped: resource -file FILE -set-fence 'fencelab-probe=1'")
 
 	m := resource.NewMemory()
 	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, make([]byte, resource.DefaultMaxBody+1)))
 	require.NoError(t, m.Write(t.Context(), "acme's 1", resource.Fence{Token: 6, Seq: 1}, nil))
-	url := serve(t, m, &resource.HandlerOptions{Token: "secret"})
-	out, _, err := tool(t, "fence", "set", "-token", "secret", url, "acme", "6")
-	require.NoError(t, err)
-	require.Equal(t, "the fence of \"acme\" was 5.2 and is 6.0\n", out)
-	_, code, err := tool(t, "fence", "set", "-token", "secret", "-force", url, "acme's 1", "4")
-	require.Equal(t, 1, code)
-	require.ErrorContains(t, err, "where the file is: resource -file FILE -set-fence 'acme'\\''s 1=4'")
-	_, _, err = tool(t, "fence", "show", url, "acme")
-	require.ErrorContains(t, err, "401")
+	url := testmain.Resource(t, m, &resource.HandlerOptions{Token: "secret"})
+	says(t, "the fence of \"acme\" was 5.2 and is 6.0\n", "set", "-token", "secret", url, "acme", "6")
+	says(t, "where the file is: resource -file FILE -set-fence 'acme'\\''s 1=4'", "set", "-token", "secret", "-force", url, "acme's 1", "4")
+	says(t, "401", "show", url, "acme")
 }
 
 // describes is a DynamoDB that describes its tables by reply.
@@ -271,15 +257,6 @@ func describes(t *testing.T, server, reply string) (addr string) {
 	return to.String()
 }
 
-func serve(t *testing.T, s resource.Store, o *resource.HandlerOptions) (url string) {
-	t.Helper()
-	h, err := resource.NewHandler(s, o)
-	require.NoError(t, err)
-	srv := httptest.NewServer(h)
-	t.Cleanup(srv.Close)
-	return srv.URL
-}
-
 // overtaken is a store that another probe writes to after each Read.
 type overtaken struct{ resource.Store }
 
@@ -296,8 +273,7 @@ func (refusing) Write(_ context.Context, key string, f resource.Fence, _ []byte)
 
 // A server whose Last-Modified is an hour behind its Date, and users who may write only a lock's objects, or a store's.
 func TestProbeS3(t *testing.T) {
-	s, err := testbed.StartS3(t.Context(), &testbed.Options{AllowEmbedded: true})
-	s = testmain.Started(t, s, err)
+	s := testmain.Serve(t, testbed.StartS3, &testbed.Options{AllowEmbedded: true})
 	at, err := url.Parse(s.URL)
 	require.NoError(t, err)
 	var forbidden string
@@ -336,8 +312,7 @@ func TestProbeS3(t *testing.T) {
 }
 
 func TestProbeAnotherService(t *testing.T) {
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{AllowEmbedded: true})
-	s = testmain.Started(t, s, err)
+	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{AllowEmbedded: true})
 	requireProbe(t, 1, "consul://"+s.Addr, `bad +consul at \S+: .*EOF; is it the right port, and with or without TLS\?`)
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -44,12 +43,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	var fs flag.FlagSet
 	lock := fs.String("lock", locks.Redis, "`URL` of the lock service: redis://HOST:PORT or etcd://HOST:PORT,...;\n"+
 		"or redis or etcd: at the usual address on this host, as in deploy/compose.yaml")
-	fs.Func("keys", "how many locks to take, a `number`; required", func(n string) (err error) {
-		if g.set.N, err = strconv.ParseUint(n, 10, 64); err != nil {
-			return errors.New("want a whole number, such as 1000000")
-		}
-		return nil
-	})
+	fs.Uint64Var(&g.set.N, "keys", 0, "how many locks to take, a whole `number`; required")
 	fs.Uint64Var(&g.set.Seed, "seed", 1, "seed of the keys and owners")
 	fs.DurationVar(&g.set.TTL, "ttl", time.Hour, "how long each lease lasts")
 	fs.IntVar(&g.workers, "contenders", 512, "requests under way at a time; to Redis they share pipelines")

@@ -124,10 +124,6 @@ func TestHeldByAnother(t *testing.T) {
 	require.Contains(t, out, "9 locks taken")
 }
 
-func TestKeysIsNoNumber(t *testing.T) {
-	require.ErrorContains(t, run(t.Context(), []string{"-keys", "1e6"}, nil), `invalid value "1e6" for flag -keys: want a whole number, such as 1000000`)
-}
-
 type writer func(p string) error
 
 func (w writer) Write(p []byte) (int, error) { return len(p), w(string(p)) }

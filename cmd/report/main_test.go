@@ -122,7 +122,7 @@ func TestSite(t *testing.T) {
 	require.ErrorContains(t, err, "name it with -results")
 	require.NoError(t, os.WriteFile(filepath.Join(results, "contention", "data.jsonl"), []byte("{"), 0o644))
 	err = run(context.Background(), []string{"-site", web, "-results", results}, &bytes.Buffer{})
-	require.ErrorContains(t, err, "contention/data.jsonl: run 1")
+	require.ErrorContains(t, err, "contention/data.jsonl: line 1")
 }
 
 func TestTerminal(t *testing.T) {

@@ -97,8 +97,7 @@ func TestKillUnderLoad(t *testing.T) {
 	c := client(t, ln)
 	const writers, writesPerLife = 8, 100
 	var accepted atomic.Int64
-	reached := make(chan struct{}, 1)
-	stop := make(chan struct{})
+	var stop atomic.Bool
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
@@ -115,12 +114,7 @@ func TestKillUnderLoad(t *testing.T) {
 				}
 				return true
 			}
-			for token := uint64(1); ; {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			for token := uint64(1); !stop.Load(); {
 				if !holds(token-1, token) {
 					return
 				}
@@ -138,22 +132,17 @@ func TestKillUnderLoad(t *testing.T) {
 					return
 				}
 				token++
-				if accepted.Add(1)%writesPerLife == 0 {
-					select {
-					case reached <- struct{}{}:
-					default:
-					}
-				}
+				accepted.Add(1)
 			}
 		})
 	}
-	done := make(chan struct{})
-	go func() { wg.Wait(); close(done) }()
+	defer func() {
+		stop.Store(true)
+		wg.Wait()
+	}()
 	progress := func() {
-		select {
-		case <-reached:
-		case <-done:
-		}
+		enough := accepted.Load() + writesPerLife
+		require.Eventually(t, func() bool { return accepted.Load() >= enough || t.Failed() }, 5*time.Minute, time.Millisecond)
 	}
 	for range *kills {
 		life := start(t, ln, nil, "-file", file)
@@ -163,8 +152,6 @@ func TestKillUnderLoad(t *testing.T) {
 	}
 	start(t, ln, nil, "-file", file)
 	progress()
-	close(stop)
-	<-done
 	t.Logf("%d kills, %d accepted writes", *kills, accepted.Load())
 }
 

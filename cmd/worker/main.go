@@ -126,17 +126,13 @@ func (w *worker) run(ctx context.Context) (err error) {
 	w.lock.Registerer = reg
 	backend, err := locks.Reach(ctx, w.backend)
 	if err != nil {
-		return fmt.Errorf("worker: %w (is %v? -lock says where)", err, w.backend)
+		return fmt.Errorf("worker: %v (-lock) doesn't answer: %w", w.backend, err)
 	}
 	locker, err := dlock.New(backend, &w.lock)
 	if err != nil {
 		return errors.Join(err, backend.Close())
 	}
 	defer func() { err = errors.Join(err, locker.Close()) }()
-	if err := cli.Reach(ctx, backend.Ping); err != nil { // a wrong address would look like a held lock
-		return fmt.Errorf("worker: %v (-lock) doesn't answer: %w", w.backend, err)
-	}
-
 	if ln != nil {
 		if _, err := fmt.Fprintf(w.stdout, "metrics on http://%s/metrics\n", ln.Addr()); err != nil {
 			return err
@@ -216,7 +212,7 @@ func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store,
 	if w.n != 1 {
 		entry = fmt.Sprintf("%s.%d", w.name, i)
 	}
-	h, err := w.acquire(ctx, l)
+	h, err := locks.Acquire(ctx, l, w.key, w.wait)
 	if err != nil {
 		return nil, err
 	}
@@ -233,15 +229,6 @@ func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store,
 		err = errors.Join(err, fmt.Errorf("release: %w", lost))
 	}
 	return refused, err
-}
-
-func (w *worker) acquire(ctx context.Context, l *dlock.Locker) (*dlock.Handle, error) {
-	if w.wait > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, w.wait, fmt.Errorf("the lock was not free within %v (-wait)", w.wait))
-		defer cancel()
-	}
-	return l.Acquire(ctx, w.key)
 }
 
 // write doesn't use the lease's context: a cancelled request may still arrive.

@@ -5,11 +5,8 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +19,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/memlock"
 	"github.com/fencelab/fencelab/internal/open/stores"
-	"github.com/fencelab/fencelab/internal/server"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 )
@@ -38,16 +34,7 @@ type bench struct {
 func newBench(t *testing.T, o resource.HandlerOptions) *bench {
 	t.Helper()
 	b := &bench{redis: miniredis.RunT(t), store: resource.NewMemory()}
-	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(ctx, ln, b.store, server.Options{Handler: o}) }()
-	t.Cleanup(func() {
-		stop()
-		require.NoError(t, <-served)
-	})
-	b.args = []string{"-lock", "redis://" + b.redis.Addr(), "-resource", "http://" + ln.Addr().String(), "-log-level", "error"}
+	b.args = []string{"-lock", "redis://" + b.redis.Addr(), "-resource", testmain.Resource(t, b.store, &o), "-log-level", "error"}
 	return b
 }
 
@@ -290,25 +277,16 @@ func TestRefusedOnAndOn(t *testing.T) {
 	})
 }
 
-// A proxy sends each write twice.
+// twice repeats each write, as a proxy may.
+type twice struct{ resource.Store }
+
+func (s twice) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	return errors.Join(s.Store.Write(ctx, key, f, value), s.Store.Write(ctx, key, f, value))
+}
+
 func TestRepeatedWrite(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
-	h, err := resource.NewHandler(b.store, nil)
-	require.NoError(t, err)
-	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPut {
-			body, err := io.ReadAll(r.Body)
-			if err != nil {
-				t.Error(err)
-			}
-			r.Body = io.NopCloser(bytes.NewReader(body))
-			h.ServeHTTP(httptest.NewRecorder(), r)
-			r.Body = io.NopCloser(bytes.NewReader(body))
-		}
-		h.ServeHTTP(w, r)
-	}))
-	t.Cleanup(proxy.Close)
-	out, err := b.work(t, "-name", "A", "-resource", proxy.URL)
+	out, err := b.work(t, "-name", "A", "-resource", testmain.Resource(t, twice{b.store}, nil))
 	require.NoError(t, err, "the second was refused because the first was accepted")
 	require.Contains(t, out, "A wrote\n")
 	require.Equal(t, "A\n", b.ledger(t, "demo"))
@@ -363,18 +341,8 @@ func (o onLine) Write(b []byte) (int, error) {
 
 func TestMetrics(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	get := func(url string) string {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-		require.NoError(t, err)
-		resp, err := client.Do(req)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, resp.Body.Close()) }()
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		return fmt.Sprint(resp.StatusCode, " ", string(body))
-	}
 	var metrics, health string
+	var status int
 	var once sync.Once
 	var url string
 	out := onLine(func(line string) {
@@ -383,14 +351,16 @@ func TestMetrics(t *testing.T) {
 		}
 		if strings.HasSuffix(line, "read []\n") {
 			once.Do(func() {
-				metrics, health = get(url), get(strings.TrimSuffix(url, "/metrics")+"/healthz")
+				_, metrics = testmain.Get(t, url)
+				status, health = testmain.Get(t, strings.TrimSuffix(url, "/metrics")+"/healthz")
 			})
 		}
 	})
 	require.NoError(t, run(t.Context(), append(b.args, "-metrics", "127.0.0.1:0"), out))
 	require.Contains(t, metrics, "dlock_acquire_successes_total 1\n")
 	require.Contains(t, metrics, "release_by_non_owner_applied_total 0\n")
-	require.Equal(t, "200 ok\n", health)
+	require.Equal(t, 200, status)
+	require.Equal(t, "ok\n", health)
 }
 
 func TestBadFlags(t *testing.T) {

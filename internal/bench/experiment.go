@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/jsonl"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -160,14 +161,13 @@ func Run(ctx context.Context, dir string, from testbed.Provider, progress io.Wri
 		}
 	}
 	partial := file + ".partial"
-	saved, err := os.OpenFile(partial, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	saved, err := os.Create(partial)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, saved.Close()) }()
 	id := uuid.NewString()[:8] // leases left behind by an earlier run have other keys
-	var data []byte
-	var faults []error // returned at the end
+	var faults []error         // returned at the end
 	for i, c := range configs {
 		s := started[Service(c.Backend)]
 		debug.FreeOSMemory() // so that no run starts with another's garbage
@@ -178,11 +178,7 @@ func Run(ctx context.Context, dir string, from testbed.Provider, progress io.Wri
 		}
 		if res != nil {
 			faults = append(faults, err, Broken(res))
-			var line []byte
-			if line, err = load.EncodeLine(res); err == nil {
-				_, err = saved.Write(line)
-			}
-			data = append(data, line...)
+			err = jsonl.Encode(saved, res)
 		}
 		if err != nil {
 			return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: run %d of %d, %s: %w",
@@ -194,10 +190,7 @@ func Run(ctx context.Context, dir string, from testbed.Provider, progress io.Wri
 			_, _ = fmt.Fprintln(progress, err)
 		}
 	}
-	if err := cli.ReplaceFile(file, data); err != nil {
-		return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: %w", file, partial, err))...)
-	}
-	return errors.Join(append(faults, os.Remove(partial))...)
+	return errors.Join(append(faults, os.Rename(partial, file))...)
 }
 
 func describe(c load.Config) string {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -13,7 +12,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/fencelab/fencelab/internal/bench/load"
-	"github.com/fencelab/fencelab/internal/cli"
 )
 
 // openEtcdMutex uses concurrency.Mutex with a session per acquisition, since two of one session would share the lock, and reuses
@@ -31,12 +29,9 @@ func openEtcdMutex(s Spec) (load.Lock, error) {
 			return s, nil
 		default:
 		}
-		var granted *clientv3.LeaseGrantResponse // NewSession would grant with the session's context, which lasts
-		if err := cli.Reach(ctx, func(ctx context.Context) (err error) {
-			granted, err = c.Grant(ctx, int64(ttl))
-			return err
-		}); err != nil {
-			return nil, fmt.Errorf("bench: etcd at %s: %w", strings.Join(s.Addrs, ", "), err)
+		granted, err := c.Grant(ctx, int64(ttl)) // NewSession would grant with the session's context, which lasts
+		if err != nil {
+			return nil, err
 		}
 		return concurrency.NewSession(c, concurrency.WithTTL(ttl), concurrency.WithLease(granted.ID))
 	}
@@ -78,11 +73,7 @@ func openZKLock(s Spec) (load.Lock, error) {
 		stop := context.AfterFunc(ctx, conn.Close) // nothing else ends a Lock that waits
 		defer stop()
 		m := zk.NewLock(conn, "/"+key, zk.WorldACL(zk.PermAll))
-		err := m.Lock()
-		if err != nil && ctx.Err() != nil {
-			err = errors.Join(context.Cause(ctx), err)
-		}
-		return load.Lease{Release: func(context.Context) error { return m.Unlock() }}, err
+		return load.Lease{Release: func(context.Context) error { return m.Unlock() }}, m.Lock()
 	}}, nil
 }
 

@@ -1,16 +1,14 @@
 package proc
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,30 +25,8 @@ func awaitExit(pid int) bool {
 	}
 }
 
-// Fields of [Stat].
-const (
-	State   = 0
-	Parent  = 1
-	Group   = 2
-	Threads = 17
-)
-
-// Stat returns the fields of a /proc stat file from the third on (proc_pid_stat(5)), or fs.ErrNotExist if the process has ended.
-func Stat(file string) ([]string, error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return nil, ended(err)
-	}
-	// In "pid (comm) state ...", comm may hold spaces and parentheses.
-	var fields []string
-	for field := range bytes.FieldsSeq(b[bytes.LastIndexByte(b, ')')+1:]) {
-		fields = append(fields, string(field))
-	}
-	if len(fields) <= Threads {
-		return nil, fmt.Errorf("%s: too short: %q", file, b)
-	}
-	return fields, nil
-}
+// Ended reports whether a look into /proc failed because the process has ended, before or during the look.
+func Ended(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
 func adoptOrphans() error { return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
@@ -83,37 +59,18 @@ func (t *Tree) Signal(s syscall.Signal) {
 	}
 }
 
-func children() (all map[int][]Process, failed error) {
-	all = map[int][]Process{}
-	files, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, file := range files {
-		stat, err := Stat(file)
-		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) { // it has ended
-				failed = err
-			}
-			continue
+func children() (map[int][]Process, error) {
+	all := map[int][]Process{}
+	processes, failed := procfs.AllProcs()
+	for _, p := range processes {
+		switch stat, err := p.Stat(); {
+		case err == nil:
+			all[stat.PPID] = append(all[stat.PPID], Process{stat.PID, stat.PPID, stat.PGRP})
+		case !Ended(err):
+			failed = err
 		}
-		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		parent, _ := strconv.Atoi(stat[Parent])
-		group, _ := strconv.Atoi(stat[Group])
-		all[parent] = append(all[parent], Process{pid, parent, group})
 	}
 	return all, failed
-}
-
-// ReadDir lists a directory of /proc, or returns fs.ErrNotExist if the process has ended.
-func ReadDir(dir string) ([]os.DirEntry, error) {
-	entries, err := os.ReadDir(dir)
-	return entries, ended(err)
-}
-
-// ended maps the error of a process that ended between lookup, open and read.
-func ended(err error) error {
-	if errors.Is(err, syscall.ESRCH) {
-		return fs.ErrNotExist
-	}
-	return err
 }
 
 // ReservePort returns a free TCP port of the loopback interface that the kernel assigns to no other socket until release. The socket that

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -32,19 +30,6 @@ func serve(t *testing.T, store resource.Store, opts server.Options) (url string,
 	}
 }
 
-func get(t *testing.T, url string) (status int, body string) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
-	transport := &http.Transport{DisableKeepAlives: true}
-	resp, err := transport.RoundTrip(req)
-	require.NoError(t, err)
-	b, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	return resp.StatusCode, string(b)
-}
-
 func TestServe(t *testing.T) {
 	store := resource.NewMemory()
 	var log bytes.Buffer
@@ -53,7 +38,7 @@ func TestServe(t *testing.T) {
 		Logger:  slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	for path, want := range map[string]int{"/healthz": 200, "/metrics": 200, "/r/k": 401, "/r/a/../metrics": 401, "/": 404, "/metrics/": 404} {
-		status, body := get(t, url+path)
+		status, body := testmain.Get(t, url+path)
 		require.Equal(t, want, status, "%s: %s", path, body)
 	}
 	require.NoError(t, stop())
@@ -66,11 +51,11 @@ func TestHealth(t *testing.T) {
 	store := resource.NewMemory()
 	var log bytes.Buffer
 	url, stop := serve(t, store, server.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	status, body := get(t, url+"/healthz")
+	status, body := testmain.Get(t, url+"/healthz")
 	require.Equal(t, 200, status)
 	require.Equal(t, "ok\n", body)
 	require.NoError(t, store.Close())
-	status, body = get(t, url+"/healthz")
+	status, body = testmain.Get(t, url+"/healthz")
 	require.Equal(t, 503, status)
 	require.Equal(t, "unhealthy: the log says why\n", body, "and not where the file is")
 	require.NoError(t, stop())

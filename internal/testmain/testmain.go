@@ -7,12 +7,17 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -97,4 +102,26 @@ func Cluster(
 // Prepare calls f.
 func Prepare(f func(ctx context.Context) error) Start {
 	return func(ctx context.Context) (io.Closer, error) { return io.NopCloser(nil), f(ctx) }
+}
+
+// Resource serves a store for one test.
+func Resource(tb testing.TB, store resource.Store, o *resource.HandlerOptions) (url string) {
+	tb.Helper()
+	h, err := resource.NewHandler(store, o)
+	require.NoError(tb, err)
+	s := httptest.NewServer(h)
+	tb.Cleanup(s.Close)
+	return s.URL
+}
+
+// Get returns the status and the body of a page.
+func Get(tb testing.TB, url string) (status int, body string) {
+	tb.Helper()
+	req, err := http.NewRequestWithContext(tb.Context(), http.MethodGet, url, nil)
+	require.NoError(tb, err)
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	require.NoError(tb, err)
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(tb, errors.Join(err, resp.Body.Close()))
+	return resp.StatusCode, string(b)
 }

@@ -3,16 +3,15 @@ package site
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/fencelab/fencelab/internal/bench/load"
+	"github.com/fencelab/fencelab/internal/jsonl"
 	"github.com/fencelab/fencelab/reports"
 )
 
@@ -25,18 +24,14 @@ type run struct {
 type runs []*run
 
 func decodeRuns(data []byte) (runs, error) {
+	results, err := jsonl.Decode[load.Result](bytes.NewReader(data), false) // old ones have more fields
+	if err != nil {
+		return nil, err
+	}
 	var all runs
 	seen := map[load.Config]bool{}
-	dec := json.NewDecoder(bytes.NewReader(data)) // old records have more fields
-	for {
-		r := &run{Result: &load.Result{}}
-		err := dec.Decode(r.Result)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, fmt.Errorf("run %d: %w", len(all)+1, err)
-		}
+	for i := range results {
+		r := &run{Result: &results[i]}
 		if r.Seconds <= 0 {
 			return nil, fmt.Errorf("run %d (%s): it lasted no time: record it again", len(all)+1, r.Config.Backend)
 		}

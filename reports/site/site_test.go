@@ -200,7 +200,7 @@ func TestData(t *testing.T) {
 	later.Config.Round = 2
 	for name, c := range map[string]struct{ data, err string }{
 		"empty":              {"", "contention/data.jsonl: there are no runs in it"},
-		"not JSON":           {lines(good) + "x", "run 2"},
+		"not JSON":           {lines(good) + "x", "line 2"},
 		"recorded twice":     {lines(good, good), "run 2 is of the same config"},
 		"a round too few":    {lines(good, other, later), "record all of them again"},
 		"no time":            {lines(short), "it lasted no time"},

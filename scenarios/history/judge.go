@@ -71,6 +71,7 @@ func Judge(events []Event) Result {
 	}
 	j.structure(events)
 	for i := range events {
+		j.at = i
 		j.event(&events[i])
 	}
 	j.end()
@@ -87,6 +88,7 @@ func Judge(events []Event) Result {
 
 type judge struct {
 	Result
+	at                     int // of the event
 	violations, objections []string
 	doubts                 []string // recorded: why the hazard did not happen
 
@@ -389,6 +391,7 @@ func (j *judge) acceptWrite(e *Event, k *keyState, got fence) {
 		j.violate("a write without a token was accepted, with fencing %s", j.fencing)
 	case !got.after(k.max):
 		j.Stale++
+		j.StaleAt = append(j.StaleAt, j.at)
 		j.violate("a stale write was accepted: fence %v after %v", got, k.max)
 	default:
 		k.max = got

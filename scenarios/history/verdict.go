@@ -43,6 +43,7 @@ type Result struct {
 	Findings []string // what was violated, or why the history is inconclusive
 	Notes    []string // without effect on the verdict
 	Stale    int      // accepted writes with a fence not greater than every earlier accepted one
+	StaleAt  []int    // their indexes among the events
 	Refused  int      // refused writes and reads
 	Lost     []string // entries that were accepted and are gone
 	Writers  []string // the entries of accepted writes, in the order of first acceptance

@@ -22,12 +22,3 @@ func ReadConfig(dir string, to any) error {
 	}
 	return nil
 }
-
-// EncodeLine encodes a line of a data.jsonl.
-func EncodeLine(x any) ([]byte, error) {
-	var line bytes.Buffer
-	out := json.NewEncoder(&line)
-	out.SetEscapeHTML(false)
-	err := out.Encode(x)
-	return line.Bytes(), err
-}

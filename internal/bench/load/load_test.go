@@ -18,12 +18,12 @@ func TestMain(m *testing.M) {
 }
 
 type fake struct {
-	serve           func(n int) int                   // which of n waiters is next, in the order of arrival; nil: the first
-	handOff         func(granted int64) time.Duration // duration of a grant; nil: 0
-	fail            func(asked int64) error           // nil: never
-	token           func(granted int64) uint64        // nil: 1, 2, 3
-	tokenless, open bool                              // open: excludes nobody
-	lost            bool                              // its leases say that they have ended
+	serve   func(n int) int                   // which of n waiters is next, in the order of arrival; nil: the first
+	handOff func(granted int64) time.Duration // duration of a grant; nil: 0
+	fail    func(asked int64) error           // nil: never
+	token   func(granted int64) uint64        // nil: 1, 2, 3
+	open    bool                              // it excludes nobody
+	lost    bool                              // its leases say that they have ended
 
 	mu             sync.Mutex
 	held           map[string]bool
@@ -76,10 +76,7 @@ func (f *fake) acquire(ctx context.Context, key string) (Lease, error) {
 		time.Sleep(f.handOff(n))
 	}
 	token := uint64(n)
-	switch {
-	case f.tokenless:
-		token = 0
-	case f.token != nil:
+	if f.token != nil {
 		token = f.token(n)
 	}
 	return Lease{Fence: token, Lost: func() bool { return f.lost }, Release: func(context.Context) error { return f.release(key) }}, nil

@@ -189,7 +189,7 @@ func TestChecks(t *testing.T) {
 	require.Zero(t, res.Checks.Overlaps, "they have been told")
 	require.InDelta(t, 2*10_750/7, res.Checks.Late, 5)
 
-	res = simulate(t, closed(10, 10*ms), &fake{tokenless: true})
+	res = simulate(t, closed(10, 10*ms), &fake{token: func(int64) uint64 { return 0 }})
 	require.Zero(t, res.Checks)
 	require.Equal(t, "grant", res.Order.By)
 	require.Zero(t, res.Order.Inversions)

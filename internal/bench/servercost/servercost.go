@@ -3,8 +3,8 @@
 package servercost
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +15,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/jitter"
+	"github.com/fencelab/fencelab/internal/jsonl"
 )
 
 // Config is an experiment. Its parts run one after the other.
@@ -67,22 +68,8 @@ type Setup struct {
 	Config  Config   `json:"config"`
 }
 
-// Decode reads a data.jsonl.
-func Decode(r io.Reader) ([]Line, error) {
-	var all []Line
-	dec := json.NewDecoder(r) // old records have more fields
-	for {
-		var l Line
-		err := dec.Decode(&l)
-		if errors.Is(err, io.EOF) {
-			return all, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("servercost: line %d: %w", len(all)+1, err)
-		}
-		all = append(all, l)
-	}
-}
+// Decode reads a data.jsonl. Old ones have more fields.
+func Decode(r io.Reader) ([]Line, error) { return jsonl.Decode[Line](r, false) }
 
 // Load reads the config of the experiment in dir.
 func Load(dir string) (c Config, err error) {
@@ -141,7 +128,15 @@ func Record(ctx context.Context, dir string, progress io.Writer) error {
 			return fmt.Errorf("servercost: %s: %w", r.run, err)
 		}
 	}
-	return r.write(file)
+	var data bytes.Buffer
+	err = jsonl.Encode(&data, r.lines...)
+	if err == nil {
+		err = cli.ReplaceFile(file, data.Bytes())
+	}
+	if err != nil {
+		return fmt.Errorf("servercost: %w", err)
+	}
+	return nil
 }
 
 type recorder struct {
@@ -255,21 +250,6 @@ func (r *recorder) until(ctx context.Context, ready func(Sample) bool) (Sample, 
 			return s, err
 		}
 	}
-}
-
-func (r *recorder) write(file string) error {
-	var all []byte
-	for _, l := range r.lines {
-		b, err := load.EncodeLine(l)
-		if err != nil {
-			return fmt.Errorf("servercost: %w", err)
-		}
-		all = append(all, b...)
-	}
-	if err := cli.ReplaceFile(file, all); err != nil {
-		return fmt.Errorf("servercost: %w", err)
-	}
-	return nil
 }
 
 // Phases returns the ends of a run's phases by name. A second phase of the same name has "2" appended.

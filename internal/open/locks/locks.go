@@ -90,7 +90,8 @@ func Names() []string { return slices.Sorted(maps.Keys(openers)) }
 // Addrs returns a lock's default addresses.
 func Addrs(lock string) []string { return openers[lock].addrs }
 
-// Reach is Open within five seconds, or a minute for S3, where s3lock.Open sends about twenty requests.
+// Reach is Open within five seconds, or a minute for S3, where s3lock.Open sends about twenty requests, and a reply of the service
+// within five: one at a wrong address would look like a held lock.
 func Reach(ctx context.Context, s Spec) (b *Backend, err error) {
 	limit := cli.ReachTimeout
 	if s.Lock == S3 {
@@ -100,7 +101,23 @@ func Reach(ctx context.Context, s Spec) (b *Backend, err error) {
 		b, err = Open(ctx, s)
 		return err
 	})
-	return b, err
+	if err != nil {
+		return nil, err
+	}
+	if err := cli.Reach(ctx, b.Ping); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+// Acquire acquires the lock of a key within a limit, the flag -wait; 0: none.
+func Acquire(ctx context.Context, l *dlock.Locker, key string, wait time.Duration) (*dlock.Handle, error) {
+	if wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, wait, fmt.Errorf("the lock was not free within %v (-wait)", wait))
+		defer cancel()
+	}
+	return l.Acquire(ctx, key)
 }
 
 // Open opens a lock. It may return before servers have replied.

@@ -31,11 +31,7 @@ func TestMain(m *testing.M) {
 var servers = map[string]func(t *testing.T) string{
 	stores.HTTP: func(t *testing.T) string {
 		t.Helper()
-		h, err := resource.NewHandler(resource.NewMemory(), nil)
-		require.NoError(t, err)
-		s := httptest.NewServer(h)
-		t.Cleanup(s.Close)
-		return s.URL
+		return testmain.Resource(t, resource.NewMemory(), nil)
 	},
 	stores.Postgres: func(t *testing.T) string { t.Helper(); return serve(t, testbed.StartPostgres).URL },
 	stores.Redis:    func(t *testing.T) string { t.Helper(); return serve(t, testbed.StartRedis).URL },
