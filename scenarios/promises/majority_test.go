@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/scenarios"
 )
 
@@ -81,17 +82,9 @@ func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, 
 }
 
 func (m majority) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	for {
-		l, err := m.TryAcquire(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return l, err
-		}
-		select {
-		case <-time.After(10*time.Millisecond + rand.N(20*time.Millisecond)): //nolint:gosec // so that not all try at once
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
+	return polls(func() (scenarios.Lease, error) { return m.TryAcquire(ctx, key) }, func() error {
+		return jitter.Sleep(ctx, 10*time.Millisecond+rand.N(20*time.Millisecond)) //nolint:gosec // so that not all try at once
+	})
 }
 
 func (m majority) Close() (err error) {

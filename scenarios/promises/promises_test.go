@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/promises"
@@ -114,8 +115,8 @@ func TestMild(t *testing.T) {
 			func(s *simple) { s.epoch = 946684800 }, "TokensIncrease",
 			"the token 946684801 is a clock's time in units of 1s: if the clock is set back, later holders may get smaller ones",
 		},
-		"has an old session": {func(s *simple) { has("no Until")(s); s.tryCalls = inSession }, "LeaseLasts", ""},
-		"and odd TTLs":       {func(s *simple) { has("no Until")(s); s.tryCalls = inSession }, "OddTTLs", ""},
+		"has an old session": {func(s *simple) { has("no Until")(s); s.tryCalls = then(inSession) }, "LeaseLasts", ""},
+		"and odd TTLs":       {func(s *simple) { has("no Until")(s); s.tryCalls = then(inSession) }, "OddTTLs", ""},
 		"says nothing": {
 			has("a release says nothing"), "EndsWithContext",
 			"a release that reached no server returned no error: the lock may stay held for the rest of its lease",
@@ -152,10 +153,8 @@ func (c stalling) set(s *simple) {
 	s.polls = 90 * time.Millisecond
 	start, away := time.Now().Truncate(24*time.Hour), errors.New("no leader")
 	stall := func(ctx context.Context, d time.Duration) error {
-		select {
-		case <-time.After(d):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := jitter.Sleep(ctx, d); err != nil {
+			return err
 		}
 		if time.Since(start)%c.every > c.every-c.away {
 			return away
@@ -171,10 +170,7 @@ func (c stalling) set(s *simple) {
 	s.acquires = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
 		l, err := s.tryCalls(ctx, s, key, ask)
 		for c.again > 0 && errors.Is(err, away) { // it met no servers
-			select {
-			case <-time.After(c.again):
-			case <-ctx.Done():
-			}
+			_ = jitter.Sleep(ctx, c.again)
 			l, err = s.tryCalls(ctx, s, key, ask)
 		}
 		return l, err
@@ -273,8 +269,8 @@ func TestBroken(t *testing.T) {
 		"renewals by hand add up":       {want: "RenewedByHand", set: func(s *simple) { s.script = add }},
 		"a try remembers":               {want: "WaiterServed", set: func(s *simple) { s.tryCalls = remembers() }},
 		"a try is abandoned":            {want: "NothingLeft", set: func(s *simple) { s.tryCalls = abandons }},
-		"a waiter leaves a goroutine":   {want: "NothingLeft", set: func(s *simple) { s.acquires = leavesWaiter }},
-		"a deadline shortens the lease": {want: "EndsWithContext", set: func(s *simple) { s.acquires = hurries }},
+		"a waiter leaves a goroutine":   {want: "NothingLeft", set: func(s *simple) { s.acquires = then(leavesWaiter) }},
+		"a deadline shortens the lease": {want: "EndsWithContext", set: func(s *simple) { s.acquires = then(hurries) }},
 		"grants when it is refused":     {want: "EndsWithContext", set: func(s *simple) { s.acquires = grantsOn(isRefused) }},
 		"keys of 512 bytes":             {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 512)] } }},
 		"keys of 1,024 bytes":           {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 1024)] } }},
@@ -350,7 +346,7 @@ func TestBroken(t *testing.T) {
 		"an ended context loses":         {want: "RenewedByHand", set: func(s *simple) { s.renews = losesIfEnded }},
 		"renewing panics when closed":    {want: "CloseEnds", set: func(s *simple) { s.renews = panicsIfClosed }},
 		"a try hangs when closed":        {want: "CloseEnds", set: func(s *simple) { s.tryCalls = hangsIfClosed }},
-		"an old lease has a new token":   {want: "TokensIncrease", set: func(s *simple) { s.tryCalls = sharesToken; s.acquires = sharesToken }},
+		"an old lease has a new token":   {want: "TokensIncrease", set: func(s *simple) { s.tryCalls = then(sharesToken); s.acquires = s.tryCalls }},
 	}
 	byName(all, "", map[string][]string{
 		"AcquireLate": {
@@ -418,7 +414,7 @@ func TestBrokenOnce(t *testing.T) {
 	t.Parallel()
 	all := map[string]flaw{
 		"an error renews":                  {want: "ServerErrors", also: "renews; no Until"},
-		"an error grants to waiters":       {want: "WaiterServed WaitersCutOff ServerErrors", set: func(s *simple) { s.acquires = believes }},
+		"an error grants to waiters":       {want: "WaiterServed WaitersCutOff ServerErrors", set: func(s *simple) { s.acquires = then(believes) }},
 		"a failed release is lost":         {want: "ReleaseRetried ServerErrors", set: func(s *simple) { s.releases = forgets() }},
 		"an error frees":                   {want: "ServerErrors", set: func(s *simple) { s.releases = freesByError }},
 		"an error grants":                  {want: "ServerErrors", set: func(s *simple) { s.tryCalls = grantsOn(isServers) }},

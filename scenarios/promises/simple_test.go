@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/scenarios"
 )
 
@@ -875,41 +876,55 @@ func abandons(ctx context.Context, s *simple, _ string, try asking) (scenarios.L
 	}
 }
 
-func leavesWaiter(ctx context.Context, s *simple, _ string, acquire asking) (scenarios.Lease, error) {
-	began := time.Now()
-	l, err := acquire(ctx)
-	if err == nil && time.Since(began) > time.Millisecond {
-		go func() { <-s.closed }()
+// answer is what an acquisition has returned, and after how long.
+type answer struct {
+	ctx  context.Context //nolint:containedctx // the acquisition's
+	s    *simple
+	key  string
+	l    *lease
+	err  error
+	took time.Duration
+}
+
+// then has an acquisition do more at its end; it may change the answer.
+func then(f func(a *answer)) wrapping {
+	return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+		began := time.Now()
+		l, err := ask(ctx)
+		a := &answer{ctx: ctx, s: s, key: key, err: err, took: time.Since(began)}
+		a.l, _ = l.(*lease)
+		if f(a); a.err != nil {
+			return nil, a.err
+		}
+		return a.l, nil
 	}
-	return l, err
+}
+
+func leavesWaiter(a *answer) {
+	if a.err == nil && a.took > time.Millisecond {
+		go func() { <-a.s.closed }()
+	}
 }
 
 // believes takes an error that ends a wait for a grant.
-func believes(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
-	began := time.Now()
-	l, err := acquire(ctx)
-	if err != nil && !isTimeout(err) && ctx.Err() == nil && time.Since(began) > time.Millisecond {
-		return s.granted(ctx, key), nil
+func believes(a *answer) {
+	if a.err != nil && !isTimeout(a.err) && a.ctx.Err() == nil && a.took > time.Millisecond {
+		a.l, a.err = a.s.granted(a.ctx, a.key), nil
 	}
-	return l, err
 }
 
-func hurries(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
-	l, err := acquire(ctx)
-	if end, ok := ctx.Deadline(); err == nil && ok && time.Until(end) < s.ttl {
-		s.redis.PExpire(ctx, key, time.Until(end))
+func hurries(a *answer) {
+	if end, ok := a.ctx.Deadline(); a.err == nil && ok && time.Until(end) < a.s.ttl {
+		a.s.redis.PExpire(a.ctx, a.key, time.Until(end))
 	}
-	return l, err
 }
 
 func grantsOn(is func(error) bool) wrapping {
-	return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-		l, err := ask(ctx)
-		if is(err) {
-			return s.granted(ctx, key), nil
+	return then(func(a *answer) {
+		if is(a.err) {
+			a.l, a.err = a.s.granted(a.ctx, a.key), nil
 		}
-		return l, err
-	}
+	})
 }
 
 func isRefused(err error) bool { return err != nil && strings.Contains(err.Error(), "refused") }
@@ -1078,10 +1093,9 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 				return l, err
 			}
 		}
-		select {
-		case <-time.After(11 * time.Millisecond): // never when the servers lose their data: a try could follow an older check
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		// Never when the servers lose their data: a try could follow an older check.
+		if err := jitter.Sleep(ctx, 11*time.Millisecond); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -1259,34 +1273,25 @@ func (l *lease) release(ctx context.Context) (err error) {
 func registers(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
 	list, me := key+":list", uuid.NewString()
 	defer s.redis.SRem(context.WithoutCancel(ctx), list, me)
-	err := s.redis.SAdd(ctx, list, me).Err()
-	for err == nil {
-		var listed bool
-		if listed, err = s.redis.SIsMember(ctx, list, me).Result(); listed {
-			l, err := s.TryAcquire(ctx, key)
-			if !errors.Is(err, dlock.ErrHeld) {
-				return l, err
-			}
-		}
-		select {
-		case <-time.After(23 * time.Millisecond): // as in line
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	if err := s.redis.SAdd(ctx, list, me).Err(); err != nil {
+		return nil, err
 	}
-	return nil, err
+	return polls(func() (scenarios.Lease, error) {
+		listed, err := s.redis.SIsMember(ctx, list, me).Result()
+		if listed {
+			return s.TryAcquire(ctx, key)
+		}
+		return nil, cmp.Or(err, dlock.ErrHeld)
+	}, func() error { return jitter.Sleep(ctx, 23*time.Millisecond) }) // as in line
 }
 
 // misses has a waiter subscribe only after a refused try. It retries on a message or a reconnect.
 func misses(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
-	for {
-		l, err := s.TryAcquire(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return l, err
-		}
+	return polls(func() (scenarios.Lease, error) { return s.TryAcquire(ctx, key) }, func() error {
 		left := s.redis.PTTL(ctx, key).Val()
 		sub := s.redis.Subscribe(ctx, key+":free")
-		if _, err = sub.Receive(ctx); err == nil {
+		_, err := sub.Receive(ctx)
+		if err == nil {
 			select {
 			case <-sub.ChannelWithSubscriptions():
 			case <-time.After(left):
@@ -1294,7 +1299,18 @@ func misses(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lea
 				err = ctx.Err()
 			}
 		}
-		if err = errors.Join(err, sub.Close()); err != nil {
+		return errors.Join(err, sub.Close())
+	})
+}
+
+// polls tries, and pauses, while the lock is held.
+func polls(try func() (scenarios.Lease, error), pause func() error) (scenarios.Lease, error) {
+	for {
+		l, err := try()
+		if !errors.Is(err, dlock.ErrHeld) {
+			return l, err
+		}
+		if err := pause(); err != nil {
 			return nil, err
 		}
 	}
@@ -1307,11 +1323,8 @@ func wakesOnce(ctx context.Context, s *simple, key string, _ asking) (scenarios.
 	if _, err := sub.Receive(ctx); err != nil {
 		return nil, err
 	}
-	for messages := sub.ChannelWithSubscriptions(); ; {
-		l, err := s.TryAcquire(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return l, err
-		}
+	messages := sub.ChannelWithSubscriptions()
+	return polls(func() (scenarios.Lease, error) { return s.TryAcquire(ctx, key) }, func() error {
 		select {
 		case m := <-messages: // or it has connected again
 			if _, told := m.(*redis.Message); told {
@@ -1319,9 +1332,9 @@ func wakesOnce(ctx context.Context, s *simple, key string, _ asking) (scenarios.
 			}
 		case <-time.After(s.redis.PTTL(ctx, key).Val()):
 		case <-ctx.Done():
-			return nil, ctx.Err()
 		}
-	}
+		return ctx.Err()
+	})
 }
 
 var says = redis.NewScript(`
@@ -1342,28 +1355,24 @@ func tells(ctx context.Context, l *lease, _ func() error) error {
 // endsOthers has a waiter that is served end its client's other subscriptions; those waiters then wait for the lease to expire.
 func endsOthers(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
 	began, due := time.Now(), time.Time{}
-	for {
-		l, err := s.TryAcquire(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			if err == nil && !due.IsZero() {
-				s.left.Store(key, time.Now())
-			}
-			return l, err
-		}
+	l, err := polls(func() (scenarios.Lease, error) { return s.TryAcquire(ctx, key) }, func() error {
 		if due.IsZero() {
 			due = time.Now().Add(s.redis.PTTL(ctx, key).Val())
 		}
 		for isHeld := true; isHeld; {
-			select {
-			case <-time.After(10 * time.Millisecond):
-				if left, ok := s.left.Load(key); !ok || left.(time.Time).Before(began) || time.Now().After(due) {
-					isHeld = s.redis.Exists(ctx, key).Val() > 0
-				}
-			case <-ctx.Done():
-				return nil, ctx.Err()
+			if err := jitter.Sleep(ctx, 10*time.Millisecond); err != nil {
+				return err
+			}
+			if left, ok := s.left.Load(key); !ok || left.(time.Time).Before(began) || time.Now().After(due) {
+				isHeld = s.redis.Exists(ctx, key).Val() > 0
 			}
 		}
+		return nil
+	})
+	if err == nil && !due.IsZero() {
+		s.left.Store(key, time.Now())
 	}
+	return l, err
 }
 
 // asksOn has timers go on renewing a released lease, in vain.
@@ -1430,13 +1439,11 @@ func saysLostRenewed(_ context.Context, l *lease, free func() error) error {
 func releasesLast(s *simple, err error) {
 	var got atomic.Int64
 	var numbers sync.Map
-	s.acquires = func(ctx context.Context, _ *simple, _ string, ask asking) (scenarios.Lease, error) {
-		l, err := ask(ctx)
-		if err == nil {
-			numbers.Store(l.(*lease), got.Add(1))
+	s.acquires = then(func(a *answer) {
+		if a.err == nil {
+			numbers.Store(a.l, got.Add(1))
 		}
-		return l, err
-	}
+	})
 	s.tryCalls = s.acquires
 	s.releases = func(_ context.Context, l *lease, free func() error) error {
 		if number, ok := numbers.Load(l); ok && got.Load()-number.(int64) >= 100 {
@@ -1498,11 +1505,7 @@ func queues(joining bool) wrapping {
 				return l, nil
 			}
 			if err == nil {
-				select {
-				case <-time.After(19 * time.Millisecond):
-				case <-ctx.Done():
-					err = ctx.Err()
-				}
+				err = jitter.Sleep(ctx, 19*time.Millisecond)
 			}
 		}
 		if isEnded(err) || joining && waits {
@@ -1583,11 +1586,7 @@ func sharesWaits(s *simple) {
 				}
 			} else {
 				for err = nil; err == nil && s.redis.Exists(ctx, key).Val() > 0; {
-					select {
-					case <-time.After(17 * time.Millisecond):
-					case <-ctx.Done():
-						err = ctx.Err()
-					}
+					err = jitter.Sleep(ctx, 17*time.Millisecond)
 				}
 				mine.err = err
 				waits.Delete(key)
@@ -1603,15 +1602,13 @@ func sharesWaits(s *simple) {
 // endsOwn has a cancelled wait, or a refused try, release the lock if its own client holds it.
 func endsOwn(s *simple, tries bool) {
 	ends := func(isSo bool) wrapping {
-		return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-			l, err := ask(ctx)
-			if own, ok := s.latest.Load(key); err == nil {
-				s.latest.Store(key, l.(*lease).value)
+		return then(func(a *answer) {
+			if own, ok := s.latest.Load(a.key); a.err == nil {
+				s.latest.Store(a.key, a.l.value)
 			} else if ok && isSo {
-				release.Run(context.WithoutCancel(ctx), s.redis, []string{key}, own)
+				release.Run(context.WithoutCancel(a.ctx), s.redis, []string{a.key}, own)
 			}
-			return l, err
-		}
+		})
 	}
 	s.tryCalls, s.acquires = ends(tries), ends(!tries)
 }
@@ -1632,14 +1629,11 @@ func recognizes(ctx context.Context, s *simple, key string, try asking) (scenari
 }
 
 // inSession has a lease end, and its holder be told, with a session whose last renewal was half a TTL ago.
-func inSession(ctx context.Context, s *simple, key string, try asking) (scenarios.Lease, error) {
-	start := time.Now()
-	l, err := try(ctx)
-	if err == nil {
-		l.(*lease).timer.Reset(time.Until(start.Add(s.ttl / 2)))
-		err = s.redis.PExpire(ctx, key, s.ttl/2).Err()
+func inSession(a *answer) {
+	if a.err == nil {
+		a.l.timer.Reset(a.s.ttl/2 - a.took)
+		a.err = a.s.redis.PExpire(a.ctx, a.key, a.s.ttl/2).Err()
 	}
-	return l, err
 }
 
 // hold is a lock that a client has got n times.
@@ -1740,14 +1734,11 @@ func renewsBut(isSo func(s *simple, key string, waited bool) bool) func(s *simpl
 	return func(s *simple) {
 		has("renews")(s)
 		renews := func(waits bool) wrapping {
-			return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-				began := time.Now()
-				l, err := ask(ctx)
-				if err == nil && isSo(s, key, waits && time.Since(began) > 50*time.Millisecond) {
-					l.(*lease).idle.Store(true)
+			return then(func(a *answer) {
+				if a.err == nil && isSo(s, a.key, waits && a.took > 50*time.Millisecond) {
+					a.l.idle.Store(true)
 				}
-				return l, err
-			}
+			})
 		}
 		s.acquires, s.tryCalls = renews(true), renews(false)
 	}
@@ -1762,13 +1753,11 @@ func isMarked(s *simple, key string, _ bool) bool {
 
 // succeeding does something with a lease whose predecessor hasn't been released.
 func succeeding(s *simple, do func(l *lease)) {
-	s.acquires = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-		l, err := ask(ctx)
-		if err == nil && s.redis.Incr(context.WithoutCancel(ctx), key+":grants").Val() > 1 {
-			do(l.(*lease))
+	s.acquires = then(func(a *answer) {
+		if a.err == nil && a.s.redis.Incr(context.WithoutCancel(a.ctx), a.key+":grants").Val() > 1 {
+			do(a.l)
 		}
-		return l, err
-	}
+	})
 	s.tryCalls = s.acquires
 	s.releases = func(ctx context.Context, l *lease, free func() error) error {
 		err := free()
@@ -1785,18 +1774,12 @@ func renewsSucceeding(s *simple) {
 }
 
 func sleepsIfOdd(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
-	for isOdd(key) {
-		l, err := s.try(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return l, err
-		}
-		select {
-		case <-time.After(s.redis.PTTL(ctx, key).Val()):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	if !isOdd(key) {
+		return acquire(ctx)
 	}
-	return acquire(ctx)
+	return polls(func() (scenarios.Lease, error) { return s.try(ctx, key) }, func() error {
+		return jitter.Sleep(ctx, s.redis.PTTL(ctx, key).Val())
+	})
 }
 
 func unchanged(_ context.Context, _ *lease, free func() error) error { return free() }
@@ -1868,13 +1851,11 @@ func roundsDown(ctx context.Context, s *simple, key string, ask asking) (scenari
 }
 
 func leavesOn(isSo func(error) bool) wrapping {
-	return func(ctx context.Context, s *simple, _ string, ask asking) (scenarios.Lease, error) {
-		l, err := ask(ctx)
-		if isSo(err) {
-			go func() { <-s.closed }()
+	return then(func(a *answer) {
+		if isSo(a.err) {
+			go func() { <-a.s.closed }()
 		}
-		return l, err
-	}
+	})
 }
 
 func leavesRenewal(_ context.Context, l *lease, renew func() error) error {
@@ -1916,14 +1897,12 @@ func hangsIfClosed(ctx context.Context, s *simple, _ string, try asking) (scenar
 }
 
 // sharesToken has a client's leases of a key share their token.
-func sharesToken(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-	l, err := ask(ctx)
-	if err == nil {
-		if old, ok := s.latest.Swap(key, l); ok {
-			old.(*lease).fence = l.Fence()
+func sharesToken(a *answer) {
+	if a.err == nil {
+		if old, ok := a.s.latest.Swap(a.key, a.l); ok {
+			old.(*lease).fence = a.l.fence
 		}
 	}
-	return l, err
 }
 
 // conflicts has an acquisition fail that meets another.
