@@ -270,7 +270,6 @@ func acquireLate(c *check) {
 	if c.together(parts...); c.isDecided() {
 		return
 	}
-	c.failedAcquire()
 	c.lateGrant()
 	c.ownCleanup()
 	c.ownRetry()
@@ -310,26 +309,6 @@ func (c *check) openedRefused() {
 	}
 	time.Sleep(patience / 5)
 	c.comesFree(a, newKey(), "its client had been opened while the servers refused connections,")
-}
-
-func (c *check) failedAcquire() {
-	for what, fault := range map[string]linkFault{
-		"was late": (*faults.Link).HoldRequests, "got no reply": (*faults.Link).LoseReplies,
-	} {
-		for _, failing := range []func(cl *client, key string) call{trying, acquiring} {
-			c.often(func() (sure bool) {
-				a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
-				c.connect(a)
-				l := c.take(b, key)
-				if !c.during(a, fault, failing(a, key)).returned { // EndsWithContext reports it, and it takes long
-					return true
-				}
-				c.still(l, a, key, "its own acquisition of a held lock that "+what)
-				defer c.free(l)
-				return c.stays(l, other, key, "an acquisition of a held lock that "+what)
-			})
-		}
-	}
 }
 
 func (c *check) lateGrant() {

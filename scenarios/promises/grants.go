@@ -380,7 +380,6 @@ func tokensIncrease(c *check) {
 		}
 		c.free(got)
 	}
-	c.lateRequest()
 	var mu sync.Mutex
 	var greatest uint64
 	c.contend(newKey(), func(l scenarios.Lease) {
@@ -394,25 +393,6 @@ func tokensIncrease(c *check) {
 	if again := c.take(b, idle); again.Fence() <= early.Fence() {
 		c.breaks("after a lock hadn't been used for a while its token was %d, and the one before %d", again.Fence(), early.Fence())
 	}
-}
-
-func (c *check) lateRequest() {
-	a, b, key := c.lasting(), c.lasting(), newKey()
-	c.connect(a)
-	heal := c.inject(a, (*faults.Link).HoldRequests)
-	late := c.begin(c.limit(), trying(a, key))
-	time.Sleep(pause)
-	l := c.take(b, key)
-	c.free(l)
-	heal()
-	got, err := (<-late).granted()
-	if err != nil {
-		return
-	}
-	if got.Fence() <= l.Fence() && lasts(got, time.Now()) {
-		c.breaks("a client whose request was late was granted the lock with token %d, and another had had %d before", got.Fence(), l.Fence())
-	}
-	c.free(got)
 }
 
 func keysIndependent(c *check) {

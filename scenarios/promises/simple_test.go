@@ -80,8 +80,8 @@ type simple struct {
 }
 
 // is reports whether s has one of the defects.
-func (s *simple) is(any ...string) bool {
-	return slices.ContainsFunc(any, func(defect string) bool { return slices.Contains(s.defects, defect) })
+func (s *simple) is(one ...string) bool {
+	return slices.ContainsFunc(one, func(defect string) bool { return slices.Contains(s.defects, defect) })
 }
 
 // has sets defects. A lock that renews its leases has "renews", too.
