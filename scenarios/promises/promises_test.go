@@ -243,22 +243,8 @@ func TestBroken(t *testing.T) {
 	t.Parallel()
 	all := map[string]flaw{
 		"and has no Until":              {want: "Exclusive", also: "get, then set; no Until"},
-		"one lock for all":              {want: "KeysIndependent", set: func(s *simple) { s.takes = func(string) string { return "all" } }},
 		"seventeen messages":            {want: "EveryMessage", set: func(s *simple) { s.pings = 14 }},
-		"spaces at the end":             {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return strings.TrimRight(key, " ") } }},
-		"no case":                       {want: "KeysIndependent", set: func(s *simple) { s.takes = strings.ToLower }},
-		"no bytes but UTF-8":            {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return strings.ToValidUTF8(key, "\uFFFD") } }},
-		"accents are composed":          {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return strings.ReplaceAll(key, "e\u0301", "é") } }},
-		"lines are trimmed":             {want: "KeysIndependent", set: func(s *simple) { s.takes = strings.NewReplacer("\n", "").Replace }},
 		"256 locks for all keys":        {want: "KeysIndependent", set: func(s *simple) { s.hash = func(key []byte) uint32 { return crc32.ChecksumIEEE(key) % 256 } }},
-		"the key is CRC-32":             {want: "KeysIndependent", set: func(s *simple) { s.hash = promises.Hashes[0] }},
-		"the key is FNV-1a":             {want: "KeysIndependent", set: func(s *simple) { s.hash = promises.Hashes[1] }},
-		"the key is hashtext":           {want: "KeysIndependent", set: func(s *simple) { s.hash = promises.Hashes[2] }},
-		"the key is FNV-1":              {want: "KeysIndependent", set: func(s *simple) { s.hash = promises.Hashes[3] }},
-		"the key is CRC-32C":            {want: "KeysIndependent", set: func(s *simple) { s.hash = promises.Hashes[4] }},
-		"the key is an MD5":             {want: "KeysIndependent", set: func(s *simple) { s.hash = promises.Hashes[5] }},
-		"a dot is no directory":         {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return strings.ReplaceAll(key, "/./", "/") } }},
-		"keys end at a #":               {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return strings.Split(key, "#")[0] } }},
 		"a release deletes a prefix":    {want: "KeysIndependent", set: func(s *simple) { s.releases = deletesPrefix }},
 		"a lost release frees others":   {want: "ReleaseRetried", set: func(s *simple) { s.releases = freesOthers }},
 		"two releases at once panic":    {want: "ReleaseRepeated", set: func(s *simple) { s.releases = panicsTwice() }},
@@ -272,10 +258,7 @@ func TestBroken(t *testing.T) {
 		"a waiter leaves a goroutine":   {want: "NothingLeft", set: func(s *simple) { s.acquires = then(leavesWaiter) }},
 		"a deadline shortens the lease": {want: "EndsWithContext", set: func(s *simple) { s.acquires = then(hurries) }},
 		"grants when it is refused":     {want: "EndsWithContext", set: func(s *simple) { s.acquires = grantsOn(isRefused) }},
-		"keys of 512 bytes":             {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 512)] } }},
-		"keys of 1,024 bytes":           {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 1024)] } }},
 		"a try waits":                   {want: "Exclusive", set: func(s *simple) { s.tryWaits = math.MaxInt }},
-		"slashes at the start":          {want: "KeysIndependent", set: func(s *simple) { s.takes = func(key string) string { return strings.TrimLeft(key, "/") } }},
 		"a release stops at an error":   {want: "Partition", also: "a majority", set: func(s *simple) { s.releaseStops = 3600 }},
 		"subscribes too late":           {want: "WaiterServed", set: func(s *simple) { s.acquires = misses; s.releases = tells }},
 		"timers renew what is released": {want: "NothingLeft", also: "renews", set: func(s *simple) { s.releases = asksOn }},
@@ -297,7 +280,7 @@ func TestBroken(t *testing.T) {
 		"joins a queue for ever":        {want: "EveryMessage", set: func(s *simple) { s.acquires = queues(true) }},
 		"releases the last 100 only":    {want: "KeysIndependent", set: func(s *simple) { releasesLast(s, errors.New("unknown lease")) }},
 		"and says that others are lost": {want: "KeysIndependent", set: func(s *simple) { releasesLast(s, dlock.ErrLost) }},
-		"releases say that they fail":   {want: "ReleaseRepeated", set: func(s *simple) { s.releases = saysFailed }},
+		"releases say that they fail":   {want: "ReleaseRepeated", set: func(s *simple) { s.releases = answers(errors.New("unexpected reply")) }},
 		"lost, if it was renewed":       {want: "ReleaseRepeated", also: "renews", set: func(s *simple) { s.releases = saysLostRenewed }},
 		"lost, if renewed by hand":      {want: "ReleaseRepeated", set: func(s *simple) { s.releases = saysLostRenewed }},
 		"a waiter's isn't renewed":      {want: "LeaseRenewed", also: "renews", set: renewsBut(func(_ *simple, _ string, waited bool) bool { return waited })},
@@ -347,6 +330,24 @@ func TestBroken(t *testing.T) {
 		"renewing panics when closed":    {want: "CloseEnds", set: func(s *simple) { s.renews = panicsIfClosed }},
 		"a try hangs when closed":        {want: "CloseEnds", set: func(s *simple) { s.tryCalls = hangsIfClosed }},
 		"an old lease has a new token":   {want: "TokensIncrease", set: func(s *simple) { s.tryCalls = then(sharesToken); s.acquires = s.tryCalls }},
+	}
+	for name, takes := range map[string]func(key string) string{
+		"one lock for all":      func(string) string { return "all" },
+		"spaces at the end":     func(key string) string { return strings.TrimRight(key, " ") },
+		"no case":               strings.ToLower,
+		"no bytes but UTF-8":    func(key string) string { return strings.ToValidUTF8(key, "\uFFFD") },
+		"accents are composed":  func(key string) string { return strings.ReplaceAll(key, "e\u0301", "é") },
+		"lines are trimmed":     strings.NewReplacer("\n", "").Replace,
+		"a dot is no directory": func(key string) string { return strings.ReplaceAll(key, "/./", "/") },
+		"keys end at a #":       func(key string) string { return strings.Split(key, "#")[0] },
+		"keys of 512 bytes":     func(key string) string { return key[:min(len(key), 512)] },
+		"keys of 1,024 bytes":   func(key string) string { return key[:min(len(key), 1024)] },
+		"slashes at the start":  func(key string) string { return strings.TrimLeft(key, "/") },
+	} {
+		all[name] = flaw{want: "KeysIndependent", set: func(s *simple) { s.takes = takes }}
+	}
+	for i, hash := range []string{"CRC-32", "FNV-1a", "hashtext", "FNV-1", "CRC-32C", "an MD5"} {
+		all["the key is "+hash] = flaw{want: "KeysIndependent", set: func(s *simple) { s.hash = promises.Hashes[i] }}
 	}
 	byName(all, "", map[string][]string{
 		"AcquireLate": {
@@ -418,7 +419,7 @@ func TestBrokenOnce(t *testing.T) {
 		"a failed release is lost":         {want: "ReleaseRetried ServerErrors", set: func(s *simple) { s.releases = forgets() }},
 		"an error frees":                   {want: "ServerErrors", set: func(s *simple) { s.releases = freesByError }},
 		"an error grants":                  {want: "ServerErrors", set: func(s *simple) { s.tryCalls = grantsOn(isServers) }},
-		"a release says that it was lost":  {want: "ReleaseRepeated", set: func(s *simple) { s.releases = saysLost }},
+		"a release says that it was lost":  {want: "ReleaseRepeated", set: func(s *simple) { s.releases = answers(dlock.ErrLost) }},
 		"a refused try joins a queue":      {want: "EveryMessage", set: joins},
 		"a client's calls take turns":      {want: "OneClient", set: takesTurns},
 		"waits end together":               {want: "OneClient", set: sharesWaits},
