@@ -593,13 +593,7 @@ func endsWithContext(c *check) {
 	l := c.take(a, released)
 	c.call(patience, func() (scenarios.Lease, error) { return nil, l.Release(ended) })
 	for _, call := range []call{acquiring(a, acquired), trying(a, acquired)} {
-		c.call(patience, func() (scenarios.Lease, error) {
-			l, err := call(ended)
-			if err == nil {
-				c.free(l)
-			}
-			return nil, err
-		})
+		c.drop(c.call(patience, func() (scenarios.Lease, error) { return call(ended) }))
 		c.comesFree(b, acquired, "an acquisition whose context had ended before")
 	}
 	c.comesFree(b, released, "a release whose context had ended before")
@@ -659,18 +653,15 @@ func closeEnds(c *check) {
 	next, err := c.acquire(b, key)
 	now := time.Now()
 	switch {
-	case err == nil:
-		switch {
-		case !lasts(l, now):
-		case errors.Is(first, dlock.ErrHeld) && now.Sub(began) > l.TTL()/2+pause && l.Until().IsZero() && !c.ends(l, patience): // it ran out
-			c.breaks("Close ended renewals, another client was granted the lock, and %v later its holder's context hadn't ended", patience)
-		default:
-			c.notes("Close freed the lock while its holder's lease lasted: first release it, or wait for its end")
-		}
-		c.free(next)
-	case isOver(l):
+	case err != nil && isOver(l):
 		c.blocked(key, "after Close nobody had got the lock in %v or more, though the lease was over: %v", c.limit(), err)
+	case err != nil, !lasts(l, now):
+	case errors.Is(first, dlock.ErrHeld) && now.Sub(began) > l.TTL()/2+pause && l.Until().IsZero() && !c.ends(l, patience): // it ran out
+		c.breaks("Close ended renewals, another client was granted the lock, and %v later its holder's context hadn't ended", patience)
+	default:
+		c.notes("Close freed the lock while its holder's lease lasted: first release it, or wait for its end")
 	}
+	c.free(next)
 	c.releasedAndClosed()
 	c.lostAndClosed()
 	if !c.isDecided() {

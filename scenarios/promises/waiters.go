@@ -157,10 +157,7 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 			case <-ctx.Done():
 				stood.Add(1)
 			}
-			c.call(patience, func() (scenarios.Lease, error) { <-done; return nil, nil })
-			select {
-			case <-done:
-			default:
+			if !c.call(patience, func() (scenarios.Lease, error) { <-done; return nil, nil }).returned {
 				c.breaks("a waiter hadn't returned %v after its context had ended", patience)
 			}
 		})
