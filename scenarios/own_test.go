@@ -362,26 +362,6 @@ func TestOwnStoreNotDelayed(t *testing.T) {
 }
 
 const (
-	variantNoToken     = "test-no-token"
-	variantNeverRenews = "test-never-renews"
-	variantElsewhere   = "test-elsewhere"
-	variantFirst       = "test-first" // uses the first server only
-	variantBelieves    = "test-believes"
-	variantGoesOn      = "test-goes-on"
-	variantNoEnd       = "test-no-end"
-	variantNoLease     = "test-no-lease"
-	variantNoLock      = "test-no-lock"
-	variantLetsIn      = "test-lets-in"
-	variantCannotOpen  = "test-cannot-open"
-	variantCannotClose = "test-cannot-close"
-	variantRaces       = "test-races"
-	variantFailsLate   = "test-fails-late"
-	variantKills       = "test-kills-" // followed by a worker's name or "resource"
-	variantKillsLater  = "test-kills-later"
-	variantHelpers     = "test-helpers"
-)
-
-const (
 	envRedis   = "FENCELAB_TEST_OWN_REDIS"
 	envHelpers = "FENCELAB_TEST_OWN_HELPERS"
 )
@@ -393,21 +373,21 @@ func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 	}
 	s.Variant = ""
 	switch what {
-	case variantCannotOpen:
+	case "test-cannot-open":
 		return nil, errors.New("the lock server is on fire")
-	case variantRaces:
+	case "test-races":
 		race()
-	case variantNeverRenews:
+	case "test-never-renews":
 		s.Renew = false
-	case variantElsewhere:
+	case "test-elsewhere":
 		s.Addrs = []string{os.Getenv(envRedis)}
-	case variantFirst:
+	case "test-first-server-only":
 		s.Addrs = s.Addrs[:1]
-	case variantHelpers:
+	case "test-helpers":
 		if err := startHelpers(); err != nil {
 			return nil, err
 		}
-	case variantNoLock:
+	case "test-no-lock":
 		return nil, nil //nolint:nilnil // what the kit should notice
 	}
 	l, err := open.Lock(ctx, s)
@@ -449,12 +429,12 @@ type ownLock struct {
 }
 
 func (l ownLock) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	if victim, ok := strings.CutPrefix(l.what, variantKills); ok {
+	if victim, ok := strings.CutPrefix(l.what, "test-kills-"); ok {
 		if err := killSibling(victim); err != nil {
 			return nil, err
 		}
 	}
-	if l.what == variantLetsIn {
+	if l.what == "test-lets-in" {
 		c, err := redisclient.New(l.addr)
 		if err != nil {
 			return nil, err
@@ -464,14 +444,14 @@ func (l ownLock) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 		}
 	}
 	lease, err := l.Lock.Acquire(ctx, key)
-	if err != nil || l.what == variantNoLease {
+	if err != nil || l.what == "test-no-lease" {
 		return nil, err
 	}
 	return &ownLease{Lease: lease, what: l.what}, nil
 }
 
 func (l ownLock) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	if l.what == variantLetsIn {
+	if l.what == "test-lets-in" {
 		return l.Acquire(ctx, key)
 	}
 	return l.Lock.TryAcquire(ctx, key)
@@ -479,7 +459,7 @@ func (l ownLock) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 
 func (l ownLock) Close() error {
 	err := l.Lock.Close()
-	if l.what == variantCannotClose {
+	if l.what == "test-cannot-close" {
 		err = errors.Join(err, errors.New("the lock server is on fire"))
 	}
 	return err
@@ -511,9 +491,9 @@ func (l *ownLease) TTL() time.Duration {
 
 func (l *ownLease) Fence() uint64 {
 	switch {
-	case l.what == variantNoToken:
+	case l.what == "test-no-token":
 		return 0
-	case l.what == variantKillsLater && l.reported:
+	case l.what == "test-kills-later" && l.reported:
 		if err := killSibling(scenarios.Resource); err != nil {
 			panic(err)
 		}
@@ -522,7 +502,7 @@ func (l *ownLease) Fence() uint64 {
 }
 
 func (l *ownLease) Context() context.Context {
-	if l.what == variantBelieves || l.what == variantGoesOn {
+	if l.what == "test-believes" || l.what == "test-goes-on" {
 		return context.Background()
 	}
 	return l.Lease.Context()
@@ -530,9 +510,9 @@ func (l *ownLease) Context() context.Context {
 
 func (l *ownLease) Until() time.Time {
 	switch l.what {
-	case variantBelieves:
+	case "test-believes":
 		return time.Now().Add(l.TTL())
-	case variantNoEnd:
+	case "test-no-end":
 		return time.Time{}
 	}
 	return l.Lease.Until()
@@ -540,7 +520,7 @@ func (l *ownLease) Until() time.Time {
 
 func (l *ownLease) Release(ctx context.Context) error {
 	err := l.Lease.Release(ctx)
-	if err != nil && l.what == variantFailsLate {
+	if err != nil && l.what == "test-fails-late" {
 		return errors.New("the lock server is on fire")
 	}
 	return err
@@ -556,7 +536,7 @@ func TestLockWithoutTokens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := hazard(t, name)
-			s.Variant = variantNoToken
+			s.Variant = "test-no-token"
 			o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOff)
 			require.NoError(t, err)
 			require.Equal(t, s.Expect[history.FencingOff], o.Verdict, "%q", o.Findings)
@@ -566,7 +546,7 @@ func TestLockWithoutTokens(t *testing.T) {
 	}
 	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
 		s := hazard(t, "PauseExceedsTTL")
-		s.Variant = variantNoToken
+		s.Variant = "test-no-token"
 		o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, f)
 		require.ErrorContains(t, err, "A failed: the lock has granted a lease without a fencing token, Lease.Fence is 0: with fencing "+string(f))
 		require.Equal(t, history.Inconclusive, o.Verdict)
@@ -574,7 +554,7 @@ func TestLockWithoutTokens(t *testing.T) {
 	r := onRedis(sharedRedis(t))
 	r.Store = onServer(own, sharedRedis(t))
 	s := hazard(t, "PauseExceedsTTL")
-	s.Variant = variantNoToken
+	s.Variant = "test-no-token"
 	o, err := r.Run(t.Context(), s, history.FencingOff)
 	require.NoError(t, err)
 	require.Equal(t, history.Violated, o.Verdict, "%q", o.Findings)
@@ -597,17 +577,17 @@ func TestHolderNotPartitioned(t *testing.T) {
 		ends    bool
 		want    []string
 	}{
-		"a lock that doesn't renew": {variantNeverRenews, "HolderPartitioned", true, []string{
+		"a lock that doesn't renew": {"test-never-renews", "HolderPartitioned", true, []string{
 			"A failed: the lease has ended 10 times without being renewed: with LockSpec.Renew", "set Service.NoRenew",
 		}},
-		"a lock that isn't cut off": {variantElsewhere, "HolderPartitioned", false, []string{
+		"a lock that isn't cut off": {"test-elsewhere", "HolderPartitioned", false, []string{
 			"the user has had enough; it is cut off, but its lease doesn't end: does Open connect to LockSpec.Addrs",
 		}},
-		"a lease that goes on and on": {variantBelieves, "HolderPartitioned", false, []string{
+		"a lease that goes on and on": {"test-believes", "HolderPartitioned", false, []string{
 			"the user has had enough; it is cut off, but its lease doesn't end", "does the lease end when it can't be renewed?",
 		}},
 		// Cut off, it would fail in the same way, some seconds later.
-		"a lease whose context never ends": {variantGoesOn, "WorkExceedsTTL", true, []string{
+		"a lease whose context never ends": {"test-goes-on", "WorkExceedsTTL", true, []string{
 			"A failed: the lease's context is still live 500ms after the end of the lease",
 		}},
 	} {
@@ -664,9 +644,9 @@ func TestServiceWithoutTokens(t *testing.T) {
 
 func TestOwnLockIsVetted(t *testing.T) {
 	for variant, want := range map[string]string{
-		variantNoEnd:   "A failed: Lease.Until is the zero time: it must be when the lease is presumed lost",
-		variantNoLease: "A failed: the lock returned neither a lease nor an error",
-		variantNoLock:  "A failed: open: got no lock and no error",
+		"test-no-end":   "A failed: Lease.Until is the zero time: it must be when the lease is presumed lost",
+		"test-no-lease": "A failed: the lock returned neither a lease nor an error",
+		"test-no-lock":  "A failed: open: got no lock and no error",
 	} {
 		s := hazard(t, "PauseExceedsTTL")
 		s.Variant = variant
@@ -676,7 +656,7 @@ func TestOwnLockIsVetted(t *testing.T) {
 	}
 
 	s := hazard(t, "ReleaseCompareAndDelete")
-	s.Variant = variantLetsIn
+	s.Variant = "test-lets-in"
 	o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
 	require.ErrorContains(t, err, "run C until held: C was granted the lock, although another worker should hold it")
 	require.NotEqual(t, history.Safe, o.Verdict)

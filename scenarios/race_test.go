@@ -15,7 +15,7 @@ func TestRaceInAChild(t *testing.T) {
 	for name, c := range map[string]struct {
 		store, variant, want string
 	}{
-		"worker":   {own, variantRaces, "step 1, run A until done: A: its process ended with exit status 66"},
+		"worker":   {own, "test-races", "step 1, run A until done: A: its process ended with exit status 66"},
 		"resource": {ownRaces, "", "resource: its process ended with exit status 66"},
 	} {
 		t.Run(name, func(t *testing.T) {

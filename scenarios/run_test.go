@@ -139,49 +139,49 @@ func TestRunFails(t *testing.T) {
 		},
 		"a lock that can't be opened": {
 			steps:   "run A until acquired, run A until done",
-			variant: variantCannotOpen,
+			variant: "test-cannot-open",
 			want:    "step 1, run A until acquired: A failed: the lock server is on fire",
 			last:    `A failed: "the lock server is on fire"`,
 		},
 		"a lock that can't be closed": {
 			steps:   "run A until done",
-			variant: variantCannotClose,
+			variant: "test-cannot-close",
 			want:    "step 1, run A until done: A failed: the lock server is on fire",
 			last:    `A failed: "the lock server is on fire"`,
 		},
 		"a failure behind a refusal": {
 			steps:   "worker A victim, run A until read, pause A, run B until done, resume A, run A until done",
-			variant: variantFailsLate,
+			variant: "test-fails-late",
 			want:    "step 5, run A until done: A failed: release: the lock server is on fire",
 			last:    `A failed: "release: the lock server is on fire"`,
 		},
 		"a worker that is killed": {
 			steps:   "run A until acquired, run A until done",
-			variant: variantKills + "A",
+			variant: "test-kills-A",
 			want:    "step 1, run A until acquired: A: its process ended with signal: killed",
 			last:    "run Test, fencing on",
 		},
 		"a resource that dies": {
 			steps:   "run A until acquired, run A until done",
-			variant: variantKills + "resource",
+			variant: "test-kills-resource",
 			want:    "step 1, run A until acquired: resource: its process ended with signal: killed",
 			last:    "run Test, fencing on",
 		},
 		"a resource that dies before a request": {
 			steps:   "run A until done",
-			variant: variantKillsLater,
+			variant: "test-kills-later",
 			want:    "step 1, run A until done: resource: its process ended with signal: killed",
 			last:    "A acquired #1",
 		},
 		"a worker that is killed at a checkpoint": {
 			steps:   "worker A victim try, run A until read, run B until read, run A until done, run B until done",
-			variant: variantKills + "A",
+			variant: "test-kills-A",
 			want:    "step 3, run A until done: A: its process ended with signal: killed",
 			last:    "B read []",
 		},
 		"a worker that has died before it is to be killed": {
 			steps:   "worker A victim try, run A until read, run B until read, kill A, run B until done",
-			variant: variantKills + "A",
+			variant: "test-kills-A",
 			want:    "step 3, kill A: os: process already finished",
 			last:    "B read []",
 		},
@@ -277,13 +277,13 @@ func TestMendEndsAll(t *testing.T) {
 	r := onRedis(sharedRedis(t))
 	r.Service.Nodes = append(r.Service.Nodes, scenarios.Node{Name: "spare", Addr: r.Service.Nodes[0].Addr})
 	s := schedule(t, "refuse A from redis, cut A from spare, mend A, run A until done")
-	s.Variant = variantFirst
+	s.Variant = "test-first-server-only"
 	_, err := r.Run(t.Context(), s, history.FencingOn)
 	require.NoError(t, err)
 
 	// It ends no fault of a worker whose lock doesn't use the links.
 	r.Service.Env = []string{envRedis + "=" + r.Service.Nodes[0].Addr}
-	s.Variant = variantElsewhere
+	s.Variant = "test-elsewhere"
 	_, err = r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorContains(t, err, "A was never cut off: it used the lock through none of its links; does Open connect to LockSpec.Addrs?")
 }
@@ -387,7 +387,7 @@ func TestRunEndsHelpers(t *testing.T) {
 		}
 	})
 	s := hazard(t, "HolderKilled")
-	s.Variant = variantHelpers
+	s.Variant = "test-helpers"
 	_, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
 	require.NoError(t, err)
 	b, err := os.ReadFile(file)
@@ -443,9 +443,9 @@ func TestHazardDoesNotBite(t *testing.T) {
 		ttl     time.Duration
 		want    string
 	}{
-		"a lock that doesn't renew":             {"WedgedHolder", variantNeverRenews, minute, 0, `^B was granted the lock \S+s after A, whose lease was to be renewed for 1m0s$`},
+		"a lock that doesn't renew":             {"WedgedHolder", "test-never-renews", minute, 0, `^B was granted the lock \S+s after A, whose lease was to be renewed for 1m0s$`},
 		"renewals that are over before a lease": {"WedgedHolder", "", history.Duration(400 * time.Millisecond), 500 * time.Millisecond, `^A's lease of 500ms outlasts its renewals, which end after 400ms: choose a shorter TTL$`},
-		"a lock that lets everybody in":         {"PauseExceedsTTL", variantLetsIn, 0, time.Minute, `^B was granted the lock \S+s before the end of A's lease$`},
+		"a lock that lets everybody in":         {"PauseExceedsTTL", "test-lets-in", 0, time.Minute, `^B was granted the lock \S+s before the end of A's lease$`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := hazard(t, c.hazard)

@@ -458,25 +458,24 @@ func (k *worker) disperse() {
 func (w *world) meet(v Verb, call string) { w.met[string(v)+" "+call] = v }
 
 func (k *worker) fault(st Step) {
+	c := k.client
 	switch st.Verb {
-	case Pause:
-		k.client.set(func() { k.client.frozen, k.client.freeze = st.N == 0, st.N })
-	case Resume:
-		k.client.set(func() { k.client.frozen, k.client.freeze = false, 0 })
+	case Pause, Resume:
+		c.set(func() { c.frozen, c.freeze = st.Verb == Pause && st.N == 0, st.N })
 	case Cut:
-		k.client.fault(st.Server, requests, lose, st.N)
+		c.fault(st.Server, requests, lose, st.N)
 	case Deafen:
-		k.client.fault(st.Server, replies, lose, st.N)
+		c.fault(st.Server, replies, lose, st.N)
 	case Hold:
-		k.client.fault(st.Server, requests, hold, st.N)
+		c.fault(st.Server, requests, hold, st.N)
 	case Lag:
-		k.client.fault(st.Server, replies, hold, st.N)
+		c.fault(st.Server, replies, hold, st.N)
 	case Mend:
-		k.client.mend()
+		c.mend()
 	case Reset:
-		k.client.closeIf(func(*conn) bool { return true })
+		c.closeIf(func(*conn) bool { return true })
 	case Kill:
-		k.client.kill()
+		c.kill()
 	default:
 	}
 }

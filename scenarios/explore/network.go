@@ -38,7 +38,7 @@ type Client struct {
 	requests   int
 	unanswered map[string]bool // requests of closed connections that had no reply
 	repeats    int             // of these, sent again: the server may execute them twice
-	change     chan struct{}
+	change     *sync.Cond
 }
 
 // NewClient returns a client of real servers, which has no faults.
@@ -49,7 +49,9 @@ func NewClient(addrs []string, ttl time.Duration) *Client {
 }
 
 func newClient(servers int, dial func(server int) (net.Conn, error)) *Client {
-	return &Client{flows: make([]fault, servers), change: make(chan struct{}), unanswered: map[string]bool{}, dial: dial}
+	c := &Client{flows: make([]fault, servers), unanswered: map[string]bool{}, dial: dial}
+	c.change = sync.NewCond(&c.mu)
+	return c
 }
 
 type fault struct {
@@ -194,7 +196,7 @@ func (k *conn) arrive(dir int, b []byte) {
 		}
 	}
 	k.queues[dir] = append(k.queues[dir], m)
-	c.changed()
+	c.change.Broadcast()
 }
 
 // write forwards messages from a direction's queue. It drops what the server sends on a connection that the client has closed,
@@ -225,24 +227,18 @@ func (k *conn) write(dir int) {
 // next waits for a message. It returns false when the connection is closed.
 func (k *conn) next(dir int) (message, bool) {
 	c := k.c
-	for {
-		c.mu.Lock()
-		if k.closed {
-			c.mu.Unlock()
-			return message{}, false
-		}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for ; !k.closed; c.change.Wait() {
 		if q := k.queues[dir]; len(q) > 0 {
 			stays := c.frozen && (dir == replies || q[0].unsent)
 			if !stays && (!q[0].held || c.flows[k.server].flow[dir] == pass) {
 				k.queues[dir] = q[1:]
-				c.mu.Unlock()
 				return q[0], true
 			}
 		}
-		change := c.change
-		c.mu.Unlock()
-		<-change
 	}
+	return message{}, false
 }
 
 func (k *conn) close() {
@@ -252,7 +248,7 @@ func (k *conn) close() {
 		k.c.unanswered[string(k.unanswered)] = true
 	}
 	k.c.conns = slices.DeleteFunc(k.c.conns, func(o *conn) bool { return o == k })
-	k.c.changed()
+	k.c.change.Broadcast()
 	k.c.mu.Unlock()
 	_ = k.ends[0].Close()
 	_ = k.ends[1].Close()
@@ -264,17 +260,11 @@ func (c *Client) sent() int {
 	return c.requests
 }
 
-// The caller holds c.mu.
-func (c *Client) changed() {
-	close(c.change)
-	c.change = make(chan struct{})
-}
-
 func (c *Client) set(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f()
-	c.changed()
+	c.change.Broadcast()
 }
 
 // fault applies f to a direction after n more messages, for a server or All.

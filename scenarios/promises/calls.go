@@ -26,23 +26,20 @@ func releaseRepeated(c *check) {
 		{"had been renewed, and lasted", func(l scenarios.Lease) error { c.renewedOnce(l); return nil }},
 		{"had been renewed by hand, and lasted", c.renewByHand},
 	} {
-		var err error
-		if c.repeatedly(func() bool {
+		c.thrice(func() string {
 			a := c.times(3)
 			l := c.take(a, newKey())
 			if hold.do(l) != nil {
-				return false
+				return ""
 			}
 			brief := l.TTL() / 8
 			sound, asked := lasts(l, time.Now().Add(brief)), time.Now()
-			err = c.do(l.Release)
+			err := c.do(l.Release)
 			sound = sound && time.Since(asked) < brief // otherwise the server may rightly say that it was lost
 			got, failed := c.try(a, newKey())
 			c.free(got)
-			return sound && err != nil && failed == nil
-		}) {
-			c.breaks("three times the first release of a lease that %s returned %q", hold.what, err)
-		}
+			return when(sound && err != nil && failed == nil, "three times the first release of a lease that %s returned %q", hold.what, err)
+		})
 	}
 	for _, of := range []string{"another client", "the same client"} {
 		c.often(func() (sure bool) {
@@ -349,8 +346,8 @@ func (c *check) lateGrant() {
 			return true
 		}
 		sure = c.stays(l, other, key, "a grant whose reply came after its lease")
-		got, _ := (<-late).granted()
-		c.free(got, l)
+		c.drop(<-late)
+		c.free(l)
 		return sure
 	})
 }
@@ -446,8 +443,7 @@ func everyMessage(c *check) {
 				}
 				lost := a.loses()
 				heal()
-				got, _ := r.granted()
-				c.free(got)
+				c.drop(r)
 				after := fmt.Sprintf("%s lost its %s from number %d on", what, kind, n)
 				if what == refused {
 					after += ", and its holder's release,"
@@ -487,6 +483,7 @@ func (c *check) brokenCalls() {
 				a = c.client()
 			}
 			c.connect(a)
+			var r result
 			call := trying(a, key)
 			switch what {
 			case "Acquire":
@@ -494,7 +491,6 @@ func (c *check) brokenCalls() {
 			case "Release":
 				call = releasing(c.take(a, key))
 			}
-			var r result
 			r, lost = c.breaking(a, n, call)
 			after := fmt.Sprintf("%s's connection broke instead of its reply number %d", what, n)
 			switch l, err := r.granted(); {
@@ -601,8 +597,7 @@ func endsWithContext(c *check) {
 		}
 		heal()
 		for _, other := range others {
-			got, _ := (<-other).granted()
-			c.free(got)
+			c.drop(<-other)
 		}
 	}
 	alone := c.client()
@@ -619,13 +614,7 @@ func endsWithContext(c *check) {
 	l := c.take(a, released)
 	c.call(patience, func() (scenarios.Lease, error) { return nil, l.Release(ended) })
 	for _, call := range []call{acquiring(a, acquired), trying(a, acquired)} {
-		c.call(patience, func() (scenarios.Lease, error) {
-			l, err := call(ended)
-			if err == nil {
-				c.free(l)
-			}
-			return nil, err
-		})
+		c.drop(c.call(patience, func() (scenarios.Lease, error) { return call(ended) }))
 		c.comesFree(b, acquired, "an acquisition whose context had ended before")
 	}
 	c.comesFree(b, released, "a release whose context had ended before")
@@ -643,7 +632,7 @@ func (c *check) outlives() {
 	if c.k.Fixed {
 		deadline /= 4
 	}
-	if c.repeatedly(func() bool {
+	c.thrice(func() string {
 		cl, other, key := c.times(3), c.client(), newKey()
 		ctx, cancel := context.WithCancel(c.ctx)
 		defer cancel()
@@ -662,10 +651,8 @@ func (c *check) outlives() {
 		}
 		c.still(ended, other, key, "the end of its acquisition's context")
 		defer c.free(ended, before)
-		return endsAlone(ended, before)
-	}) {
-		c.breaks("3 times a lease ended with the context of its acquisition; an older one, whose context lived on, lasted")
-	}
+		return when(endsAlone(ended, before), "3 times a lease ended with the context of its acquisition; an older one, whose context lived on, lasted")
+	})
 }
 
 func closeEnds(c *check) {
@@ -687,18 +674,15 @@ func closeEnds(c *check) {
 	next, err := c.acquire(b, key)
 	now := time.Now()
 	switch {
-	case err == nil:
-		switch {
-		case !lasts(l, now):
-		case errors.Is(first, dlock.ErrHeld) && now.Sub(began) > l.TTL()/2+pause && l.Until().IsZero() && !c.ends(l, patience): // it ran out
-			c.breaks("Close ended renewals, another client was granted the lock, and %v later its holder's context hadn't ended", patience)
-		default:
-			c.notes("Close freed the lock while its holder's lease lasted: first release it, or wait for its end")
-		}
-		c.free(next)
-	case isOver(l):
+	case err != nil && isOver(l):
 		c.blocked(key, "after Close nobody had got the lock in %v or more, though the lease was over: %v", c.limit(), err)
+	case err != nil, !lasts(l, now):
+	case errors.Is(first, dlock.ErrHeld) && now.Sub(began) > l.TTL()/2+pause && l.Until().IsZero() && !c.ends(l, patience): // it ran out
+		c.breaks("Close ended renewals, another client was granted the lock, and %v later its holder's context hadn't ended", patience)
+	default:
+		c.notes("Close freed the lock while its holder's lease lasted: first release it, or wait for its end")
 	}
+	c.free(next)
 	c.releasedAndClosed()
 	c.lostAndClosed()
 	if !c.isDecided() {
@@ -734,8 +718,7 @@ func (c *check) closedCalls() {
 	if !r.returned {
 		c.breaks("an acquisition that waited when its client was closed hadn't returned %v after its context had ended", patience)
 	}
-	got, _ := r.granted()
-	c.free(got)
+	c.drop(r)
 	c.comesFree(c.client(), key, "a client was closed while an acquisition of it waited, and the holder's release,")
 	for what, call := range calls {
 		if !c.briefly(call).returned {

@@ -269,10 +269,7 @@ func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) res
 			return r
 		case <-time.After(patience / 10):
 		}
-		go func() {
-			l, _ := (<-done).granted()
-			c.free(l)
-		}()
+		go func() { c.drop(<-done) }()
 		return result{err: errors.New("the call hasn't returned")}
 	case <-c.ctx.Done():
 		return result{nil, context.Cause(c.ctx), true}
@@ -400,6 +397,7 @@ func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.
 
 type wait struct {
 	c      *check
+	key    string
 	stop   context.CancelFunc
 	done   chan result
 	failed *atomic.Value // why one of its calls returned before its context ended, as a string
@@ -408,7 +406,7 @@ type wait struct {
 // wait starts an acquisition that retries, since the lock's own timeout may be too short. Call served to end it.
 func (c *check) wait(cl *client, key string) wait {
 	ctx, stop := context.WithCancel(c.ctx)
-	w := wait{c, stop, make(chan result, 1), new(atomic.Value)}
+	w := wait{c, key, stop, make(chan result, 1), new(atomic.Value)}
 	go func() {
 		for why := error(nil); ; time.Sleep(pause) {
 			l, err := c.guarded(func() (scenarios.Lease, error) { return cl.Acquire(ctx, key) })
@@ -479,14 +477,20 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 // leave ends the wait; a lock may be granted all the same.
 func (w wait) leave() {
 	w.stop()
-	l, _ := w.c.call(patience, func() (scenarios.Lease, error) { return (<-w.done).granted() }).granted()
-	w.c.free(l)
+	w.c.drop(w.c.call(patience, func() (scenarios.Lease, error) { return (<-w.done).granted() }))
 }
 
 func (w wait) pass(limit time.Duration) error {
 	l, err := w.served(limit)
 	w.c.free(l)
 	return err
+}
+
+// must is pass for a wait that must be served; otherwise the format says what is broken, see blocked.
+func (w wait) must(limit time.Duration, format string, args ...any) {
+	if err := w.pass(limit); err != nil {
+		w.c.blocked(w.key, format+": %v", append(args, err)...)
+	}
 }
 
 func (c *check) tryFor(limit, every time.Duration, cl *client, key string) (l scenarios.Lease, err error) {
@@ -529,6 +533,12 @@ func (r result) granted() (scenarios.Lease, error) {
 	default:
 		return r.lease, nil
 	}
+}
+
+// drop frees what a call has got, if anything.
+func (c *check) drop(r result) {
+	l, _ := r.granted()
+	c.free(l)
 }
 
 func (c *check) take(cl *client, key string) scenarios.Lease {
@@ -574,11 +584,8 @@ func (c *check) persistentRelease(l scenarios.Lease) (err error) {
 }
 
 func (c *check) comesFree(cl *client, key, after string) {
-	if c.isDecided() {
-		return
-	}
-	if err := c.wait(cl, key).pass(c.limitOf(cl)); err != nil {
-		c.blocked(key, "after %s a client hadn't got the lock in %v or more: %v", after, c.limitOf(cl), err)
+	if !c.isDecided() {
+		c.wait(cl, key).must(c.limitOf(cl), "after %s a client hadn't got the lock in %v or more", after, c.limitOf(cl))
 	}
 }
 
@@ -713,26 +720,40 @@ func (c *check) repeatedly(f func() (isBroken bool)) bool {
 	return false
 }
 
-// thrice counts what the servers may cause once.
-type thrice struct {
+// thrice breaks the promise if f says three times how it is broken, and never says nothing.
+func (c *check) thrice(f func() (says string)) {
+	says := ""
+	if c.repeatedly(func() bool { says = f(); return says != "" }) {
+		c.breaks("%s", says)
+	}
+}
+
+func when(isSo bool, format string, args ...any) (says string) {
+	if isSo {
+		says = fmt.Sprintf(format, args...)
+	}
+	return says
+}
+
+// counter counts what the servers may cause once.
+type counter struct {
 	c    *check
 	n    int
 	last time.Time
 }
 
 // see breaks the promise the third time that isSo is true. Times when the machine stalled don't count.
-func (t *thrice) see(isSo bool, format string, args ...any) {
+func (t *counter) see(isSo bool, format string, args ...any) {
 	last := t.last
 	t.last = time.Now()
-	if isSo && t.c.stalledSince(last) {
+	switch {
+	case !isSo:
+	case t.c.stalledSince(last):
 		t.c.skipped.Store(true)
-		return
-	}
-	if !isSo {
-		return
-	}
-	if t.n++; t.n == 3 {
-		t.c.breaks(format, args...)
+	default:
+		if t.n++; t.n == 3 {
+			t.c.breaks(format, args...)
+		}
 	}
 }
 

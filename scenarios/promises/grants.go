@@ -35,8 +35,7 @@ func (c *check) races() {
 		*client
 		says string
 	}
-	var lost *loser
-	if c.repeatedly(func() bool {
+	c.thrice(func() string {
 		for i := range rounds {
 			var failed atomic.Pointer[loser]
 			var granted atomic.Bool
@@ -52,16 +51,15 @@ func (c *check) races() {
 				}
 				c.free(l)
 			})
-			if lost = failed.Load(); lost != nil && granted.Load() { // otherwise they may have got a part of the servers each
+			if lost := failed.Load(); lost != nil && granted.Load() { // otherwise they may have got a part of the servers each
 				l, err := c.try(lost.client, newKey())
 				c.free(l)
-				return err == nil
+				return when(err == nil, "three times, when several clients asked for a lock at once and one got it, another's call failed with %q, "+
+					"which doesn't wrap dlock.ErrHeld", lost.says)
 			}
 		}
-		return false
-	}) {
-		c.breaks("three times, when several clients asked for a lock at once and one got it, another's call failed with %q, which doesn't wrap dlock.ErrHeld", lost.says)
-	}
+		return ""
+	})
 }
 
 func (c *check) failedTries() {
@@ -114,17 +112,16 @@ func (c *check) siblings(a *client) {
 	defer c.free(l)
 	waiter := c.wait(a, key)
 	time.Sleep(5 * pause)
-	if c.repeatedly(func() bool { return c.isSlow(a, key) }) {
-		c.breaks("three times, while another caller of its client waited for a held lock, TryAcquire of it waited for more than %v, too", tryLimit)
-	}
+	c.thrice(func() string {
+		return c.slowTry(a, key, "three times, while another caller of its client waited for a held lock, TryAcquire of it waited for more than %v, too")
+	})
 	waiter.stop()
 	b := c.client()
-	for when, disturb := range map[string]func(leaves wait){
+	for event, disturb := range map[string]func(leaves wait){
 		"another caller's of its client had": func(leaves wait) { leaves.stop() },
 		"its client's try had been refused":  func(wait) { _, _ = c.try(a, key) },
 	} {
-		var says string
-		if c.repeatedly(func() bool {
+		c.thrice(func() string {
 			leaves := c.wait(a, key)
 			defer leaves.stop()
 			time.Sleep(2 * pause)
@@ -133,15 +130,14 @@ func (c *check) siblings(a *client) {
 			defer another.stop()
 			time.Sleep(5 * pause)
 			if stays.failed.Load() != nil { // one client may not wait twice
-				return false
+				return ""
 			}
 			disturb(leaves)
 			time.Sleep(5 * pause)
-			says, _ = stays.failed.Load().(string)
-			return says != "" && another.failed.Load() == nil
-		}) {
-			c.breaks("three times an acquisition whose context hadn't ended returned %q when %s; another client's went on", says, when)
-		}
+			failed := stays.failed.Load()
+			return when(failed != nil && another.failed.Load() == nil,
+				"three times an acquisition whose context hadn't ended returned %q when %s; another client's went on", failed, event)
+		})
 	}
 }
 
@@ -192,8 +188,10 @@ func (c *check) refused(a, b *client, who string) {
 		got, err = c.try(b, key)
 	}
 	now := time.Now()
-	if errors.Is(err, dlock.ErrHeld) && c.repeatedly(func() bool { return c.isSlow(b, key) }) {
-		c.breaks("three times TryAcquire of a held lock waited for more than %v; of an unused one it returned at once", tryLimit)
+	if errors.Is(err, dlock.ErrHeld) {
+		c.thrice(func() string {
+			return c.slowTry(b, key, "three times TryAcquire of a held lock waited for more than %v; of an unused one it returned at once")
+		})
 	}
 	switch {
 	case err == nil && lasts(l, now):
@@ -215,14 +213,14 @@ func (c *check) refused(a, b *client, who string) {
 // tryLimit is how long a TryAcquire may wait.
 const tryLimit = 3 * time.Second
 
-func (c *check) isSlow(cl *client, key string) bool {
+func (c *check) slowTry(cl *client, key, format string) (says string) {
 	took := func(key string) time.Duration {
 		asked := time.Now()
 		l, _ := c.try(cl, key)
 		c.free(l)
 		return time.Since(asked)
 	}
-	return took(key) > tryLimit && took(newKey()) < tryLimit/10
+	return when(took(key) > tryLimit && took(newKey()) < tryLimit/10, format, tryLimit)
 }
 
 func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*client) {
@@ -422,15 +420,14 @@ func keysIndependent(c *check) {
 	for _, more := range []string{"/a", "a", "-1", ":a"} {
 		short := newKey()
 		for _, keys := range [][2]string{{short, short + more}, {short + more, short}} {
-			var why []error
-			for len(why) < 3 { // a stall may spoil one
+			c.thrice(func() string {
 				l := c.take(a, keys[0])
 				got, err := c.within(c.limit(), acquiring(b, keys[1])).granted()
 				c.free(l)
 				if err == nil {
 					c.still(got, a, keys[1], fmt.Sprintf("the release of %q", keys[0]))
 					c.free(got)
-					break
+					return ""
 				}
 				asked := time.Now()
 				free, failed := c.within(c.limit(), acquiring(b, keys[1])).granted()
@@ -439,12 +436,8 @@ func keysIndependent(c *check) {
 				if failed != nil || 4*took > c.limit() {
 					c.cannot("while %q was held nobody got %q: %v; then that took %v: %v", keys[0], keys[1], err, took, failed)
 				}
-				why = append(why, err)
-			}
-			if len(why) == 3 {
-				c.breaks("three times, while %q was held, nobody got %q: %v", keys[0], keys[1], why[0])
-				return
-			}
+				return fmt.Sprintf("three times, while %q was held, nobody got %q: %v", keys[0], keys[1], err)
+			})
 		}
 	}
 	c.often(func() (sure bool) {
@@ -456,13 +449,11 @@ func keysIndependent(c *check) {
 		defer c.free(l)
 		return c.still(l, b, first, "its holder's release of another key") && sure
 	})
-	base, refused := newKey(), ""
-	if c.repeatedly(func() bool { // a client may mistake its own late request for another's
-		refused = c.refusedWhileOthersHeld(base, a, b)
-		return refused != ""
-	}) {
-		c.breaks("three times, while other keys were held, nobody got %.80q", refused)
-	}
+	base := newKey()
+	c.thrice(func() string { // a client may mistake its own late request for another's
+		refused := c.refusedWhileOthersHeld(base, a, b)
+		return when(refused != "", "three times, while other keys were held, nobody got %.80q", refused)
+	})
 }
 
 // refusedAgain reports whether cl is refused key three more times but gets unused locks. A slow machine may cause one refusal.
@@ -558,7 +549,6 @@ func (c *check) taken(base, ending string) {
 		return
 	}
 	c.free(l)
-	if err := c.wait(cl, key).pass(c.limitOf(cl)); err != nil { // longer than a lease that its own late request may have got
-		c.blocked(key, "after a grant of %q nobody had got %q in %v or more, which nobody held: %v", base, key, c.limitOf(cl), err)
-	}
+	limit := c.limitOf(cl) // longer than a lease that its own late request may have got
+	c.wait(cl, key).must(limit, "after a grant of %q nobody had got %q in %v or more, which nobody held", base, key, limit)
 }

@@ -70,7 +70,7 @@ func (c *check) longLease(how string, renew func(l scenarios.Lease)) {
 }
 
 func (c *check) outlivesReleased() {
-	if c.repeatedly(func() bool {
+	c.thrice(func() string {
 		a, other, key := c.client(), c.client(), newKey()
 		c.free(c.take(a, key))
 		time.Sleep(c.k.TTL / 2)
@@ -80,15 +80,14 @@ func (c *check) outlivesReleased() {
 		sure := c.still(l, other, key, "the time of an earlier one, which had been released, was up")
 		ended := l.Context().Err() != nil && lasts(same, time.Now())
 		c.free(l, same)
-		return ended && !sure
-	}) {
-		c.breaks("3 times a lease ended when the time of an earlier one, which had been released, was up; that of another client lasted")
-	}
+		return when(ended && !sure,
+			"3 times a lease ended when the time of an earlier one, which had been released, was up; that of another client lasted")
+	})
 }
 
 // nested checks that a client that has got a lock twice has it until it has released it twice, and no longer.
 func (c *check) nested() {
-	ended := thrice{c: c, last: time.Now()}
+	ended := counter{c: c, last: time.Now()}
 	twice := func(a *client, key string) (outer, inner scenarios.Lease) {
 		outer = c.take(a, key)
 		inner, err := c.try(a, key)
@@ -178,11 +177,12 @@ func leaseRenewed(c *check) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for kind, loss := range losses {
-		for says, n := range map[string]int{"one of its renewals": 1, "four of its renewals, not in a row,": 4} {
+		for what, n := range map[string]int{"one of its renewals": 1, "four of its renewals, not in a row,": 4} {
 			wg.Go(func() {
-				if c.repeatedly(func() bool { return c.endsByLoss(loss, n) }) {
-					c.breaks("three times a lease ended after %s had lost its %s; one whose client had had to connect again as often went on", says, kind)
-				}
+				c.thrice(func() string {
+					return when(c.endsByLoss(loss, n),
+						"three times a lease ended after %s had lost its %s; one whose client had had to connect again as often went on", what, kind)
+				})
 			})
 		}
 	}
@@ -301,10 +301,10 @@ func (l byHand) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 }
 
 func renewedByHand(c *check) {
-	var says string
-	if c.repeatedly(func() bool { says = c.renewsAgain(); return says != "" }) {
-		c.breaks("three times a holder renewed its lease every half TTL, and %s", says)
-	}
+	c.thrice(func() string {
+		says := c.renewsAgain()
+		return when(says != "", "three times a holder renewed its lease every half TTL, and %s", says)
+	})
 	hold := 4 * c.k.TTL
 	if c.k.Fixed { // the TTL may be long
 		hold = 2 * c.k.TTL
@@ -598,8 +598,7 @@ func (c *check) restarts() {
 
 func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 	const few = 16
-	var says string
-	if c.repeatedly(func() bool {
+	c.thrice(func() string {
 		a, other, b := c.times(ttls), c.times(ttls), c.client()
 		same := c.take(other, newKey())
 		var mu sync.Mutex
@@ -618,7 +617,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 			}
 		})
 		if len(held) < leases/2 {
-			return false
+			return ""
 		}
 		slow, how := time.Duration(0), ""
 		if delayed {
@@ -643,11 +642,9 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 		sound := ended <= len(held)/4 || same.Context().Err() != nil // a stall may end some
 		c.shut(a)
 		c.shut(other)
-		says = fmt.Sprintf("%d of %d%s", ended, len(held), how)
-		return !sound && !c.isDecided()
-	}) {
-		c.breaks("3 times some of a client's leases ended, last time %s; another client's only lease was renewed: do renewals wait for each other, or for a connection?", says)
-	}
+		return when(!sound && !c.isDecided(), "3 times some of a client's leases ended, last time %d of %d%s; another client's only lease was renewed: "+
+			"do renewals wait for each other, or for a connection?", ended, len(held), how)
+	})
 }
 
 // What comes before a lease.
@@ -662,7 +659,7 @@ const (
 // keepsOn checks that what came before, or call by the holder's client a, doesn't end the renewals of key's lease. Another client
 // holds held; old is an earlier lease of key.
 func (c *check) keepsOn(what string, call func(a *client, key, held string, old scenarios.Lease)) {
-	ended := thrice{c: c, last: time.Now()}
+	ended := counter{c: c, last: time.Now()}
 	c.often(func() (sure bool) {
 		a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
 		first := a
@@ -725,7 +722,7 @@ func holderReturns(c *check) {
 	for what, fault := range map[string]linkFault{
 		"came back": (*faults.Link).Cut, "sent late requests": (*faults.Link).HoldRequests, "got late replies": holdReplies,
 	} {
-		ended := thrice{c: c, last: time.Now()}
+		ended := counter{c: c, last: time.Now()}
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			l := c.take(a, key)

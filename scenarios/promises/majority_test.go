@@ -10,35 +10,34 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/scenarios"
 )
 
 // majority is a lock on a majority of servers. Its token is that of the first server that grants it.
 type majority struct {
-	locks  []scenarios.Lock
-	limit  time.Duration // of a request to one of them
-	renew  int           // how many are enough to renew a lease
-	stops  time.Duration // for how long a release does at the first error
-	spares bool          // whether a release spares servers that didn't reply
-	stays  bool          // whether an acquisition that fails spares those that did, unless another has the lock
+	*simple // its defects
+	locks   []scenarios.Lock
+	limit   time.Duration // of a request to one of them
+	renew   int           // how many are enough to renew a lease
 }
 
 func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), l *simple) (scenarios.Lock, error) {
-	m := majority{spares: l.spares, stays: l.tryStays, limit: s.TTL / 4, renew: 2, stops: time.Duration(l.releaseStops) * time.Second}
-	if l.unlimited {
+	m := majority{simple: l, limit: s.TTL / 4, renew: 2}
+	if l.is("waits for each server") {
 		m.limit = time.Hour
 	}
 	switch {
-	case l.anyRenewal:
+	case l.is("one server renews a lease"):
 		m.renew = 1
-	case l.allRenew:
+	case l.is("a renewal needs all servers"):
 		m.renew = len(s.Addrs)
 	}
 	for _, addr := range s.Addrs {
 		one := s
 		one.Addrs = []string{addr}
 		lock, err := open(set)(ctx, one)
-		if err == nil && l.opensAll {
+		if err == nil && l.is("needs all servers to open") {
 			err = lock.(*simple).redis.Ping(ctx).Err()
 		}
 		if err != nil {
@@ -62,7 +61,7 @@ func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, 
 			l.Lease = l.leases[0]
 			continue
 		}
-		if failed = err; !m.spares && isTimeout(err) {
+		if failed = err; !m.is("a silent server isn't freed") && isTimeout(err) {
 			l.perhaps = append(l.perhaps, one.(*simple).granted(ctx, key))
 		}
 	}
@@ -76,24 +75,16 @@ func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, 
 		}
 		return &l, nil
 	}
-	if !m.stays || errors.Is(failed, dlock.ErrHeld) {
+	if !m.is("a refused try stays") || errors.Is(failed, dlock.ErrHeld) {
 		_ = l.Release(context.WithoutCancel(ctx))
 	}
 	return nil, failed
 }
 
 func (m majority) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	for {
-		l, err := m.TryAcquire(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return l, err
-		}
-		select {
-		case <-time.After(10*time.Millisecond + rand.N(20*time.Millisecond)): //nolint:gosec // so that not all try at once
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
+	return polls(func() (scenarios.Lease, error) { return m.TryAcquire(ctx, key) }, func() error {
+		return jitter.Sleep(ctx, 10*time.Millisecond+rand.N(20*time.Millisecond)) //nolint:gosec // so that not all try at once
+	})
 }
 
 func (m majority) Close() (err error) {
@@ -147,7 +138,7 @@ func (l *most) Release(ctx context.Context) (err error) {
 			continue
 		}
 		now := time.Now()
-		if l.failed.CompareAndSwap(nil, &now); now.Before(l.failed.Load().Add(l.m.stops)) {
+		if l.failed.CompareAndSwap(nil, &now); now.Before(l.failed.Load().Add(time.Duration(l.m.releaseStops) * time.Second)) {
 			return err
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/promises"
@@ -67,7 +68,7 @@ func (typed) behind(l scenarios.Lease, err error) (scenarios.Lease, error) {
 func TestKept(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		l, err := open(func(s *simple) { s.closeFrees, s.saysHeld, s.keeps = true, true, true })(ctx, s)
+		l, err := open(has("Close frees", "a refused try says held", "keeps goroutines"))(ctx, s)
 		return typed{l}, err
 	}, func(t *testing.T, k promises.Kit) {
 		r := promises.Run(t, k)
@@ -101,7 +102,7 @@ func TestMild(t *testing.T) {
 			func(s *simple) { s.acquires = givesUp }, "WaiterServed", "an acquisition of a held lock returned before its context ended: dlock: held by another owner",
 		},
 		"grants to one whose context has ended": {func(s *simple) {
-			s.renewal = renewRight
+			has("renews")(s)
 			s.acquires = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
 				l, err := ask(ctx)
 				for end := time.Now().Add(time.Second); err != nil && ctx.Err() != nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -114,28 +115,28 @@ func TestMild(t *testing.T) {
 			func(s *simple) { s.epoch = 946684800 }, "TokensIncrease",
 			"the token 946684801 is a clock's time in units of 1s: if the clock is set back, later holders may get smaller ones",
 		},
-		"has an old session": {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "LeaseLasts", ""},
-		"and odd TTLs":       {func(s *simple) { s.endless, s.tryCalls = true, inSession }, "OddTTLs", ""},
+		"has an old session": {func(s *simple) { has("no Until")(s); s.tryCalls = then(inSession) }, "LeaseLasts", ""},
+		"and odd TTLs":       {func(s *simple) { has("no Until")(s); s.tryCalls = then(inSession) }, "OddTTLs", ""},
 		"says nothing": {
-			func(s *simple) { s.saysNothing = true }, "EndsWithContext",
+			has("a release says nothing"), "EndsWithContext",
 			"a release that reached no server returned no error: the lock may stay held for the rest of its lease",
 		},
 		"nor after its lease": {
-			func(s *simple) { s.saysNothing = true }, "ReleaseStale", "the release of a lease that had run out, and whose lock another " +
+			has("a release says nothing"), "ReleaseStale", "the release of a lease that had run out, and whose lock another " +
 				"client had had since, returned no error: only the lease's context tells its holder",
 		},
 		"fails while it connects again": {
-			func(s *simple) { s.majority, s.releaseStops = true, 1 }, "Partition", "",
+			func(s *simple) { has("a majority")(s); s.releaseStops = 1 }, "Partition", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			mild, servers := new(simple), 1
-			if c.set(mild); mild.majority {
+			if c.set(mild); mild.is("a majority") {
 				servers = 3
 			}
 			virtually(t, servers, open(c.set), func(t *testing.T, k promises.Kit) {
-				k.Only, k.Fixed, k.Service.NoRenew = []string{c.promise}, name == "has a fixed TTL", mild.renewal == renewNever
+				k.Only, k.Fixed, k.Service.NoRenew = []string{c.promise}, name == "has a fixed TTL", !mild.is("renews")
 				row := promises.Run(t, k).Rows[0]
 				require.Equal(t, promises.Kept, row.Verdict, row.Why)
 				require.Equal(t, c.fact, row.Why)
@@ -152,10 +153,8 @@ func (c stalling) set(s *simple) {
 	s.polls = 90 * time.Millisecond
 	start, away := time.Now().Truncate(24*time.Hour), errors.New("no leader")
 	stall := func(ctx context.Context, d time.Duration) error {
-		select {
-		case <-time.After(d):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := jitter.Sleep(ctx, d); err != nil {
+			return err
 		}
 		if time.Since(start)%c.every > c.every-c.away {
 			return away
@@ -171,10 +170,7 @@ func (c stalling) set(s *simple) {
 	s.acquires = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
 		l, err := s.tryCalls(ctx, s, key, ask)
 		for c.again > 0 && errors.Is(err, away) { // it met no servers
-			select {
-			case <-time.After(c.again):
-			case <-ctx.Done():
-			}
+			_ = jitter.Sleep(ctx, c.again)
 			l, err = s.tryCalls(ctx, s, key, ask)
 		}
 		return l, err
@@ -218,13 +214,13 @@ func TestMachineStalls(t *testing.T) {
 		defect  func(*simple)
 		want    promises.Verdict
 	}{
-		{"LeaseRenewed", func(s *simple) { s.renewal, s.restless = renewRight, true }, promises.Unchecked},
-		{"LeaseRenewed", func(s *simple) { s.renewal = renewKeyOnce }, promises.Unchecked},
-		{"LeaseRenewed", func(s *simple) { s.renewal = renewInTurn }, promises.Unchecked},
-		{"NothingLeft", func(s *simple) { s.renewal, s.leaks = renewRight, true }, promises.Unchecked},
-		{"Exclusive", func(s *simple) { s.renewal, s.everybody = renewRight, true }, promises.Broken},
+		{"LeaseRenewed", has("renewals that don't restart"), promises.Unchecked},
+		{"LeaseRenewed", has("renews no key twice"), promises.Unchecked},
+		{"LeaseRenewed", has("renews one after the other"), promises.Unchecked},
+		{"NothingLeft", has("leaves goroutines"), promises.Unchecked},
+		{"Exclusive", has("granted to all"), promises.Broken},
 	} {
-		virtually(t, 1, open(c.defect), func(t *testing.T, k promises.Kit) {
+		virtually(t, 1, open(func(s *simple) { has("renews")(s); c.defect(s) }), func(t *testing.T, k promises.Kit) {
 			k.TTL, k.Only, k.Service.NoRenew = time.Second, []string{c.promise}, false
 			r, err := promises.Stalling(k).Check(t.Context())
 			require.NoError(t, err)
@@ -237,7 +233,7 @@ func TestMachineStalls(t *testing.T) {
 
 func TestKeptByRenewal(t *testing.T) {
 	t.Parallel()
-	virtually(t, 3, open(func(s *simple) { s.renewal = renewRight }), func(t *testing.T, k promises.Kit) {
+	virtually(t, 3, open(has("renews")), func(t *testing.T, k promises.Kit) {
 		k.Service.NoRenew = false
 		requireBroken(t, promises.Run(t, k), "DataLoss") // it is only on the first server
 	})
@@ -245,165 +241,53 @@ func TestKeptByRenewal(t *testing.T) {
 
 func TestBroken(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		set  func(*simple)
-		want []string
-	}{
-		"granted to all":                {func(s *simple) { s.everybody = true }, []string{"Exclusive"}},
-		"get, then set":                 {func(s *simple) { s.getThenSet = true }, []string{"Exclusive"}},
-		"and has no Until":              {func(s *simple) { s.getThenSet, s.endless = true, true }, []string{"Exclusive"}},
-		"sweeps, then sets":             {func(s *simple) { s.sweeps = true }, []string{"Exclusive"}},
-		"one for each client":           {func(s *simple) { s.single = true }, []string{"KeysIndependent"}},
-		"one lock for all":              {func(s *simple) { s.takes = func(string) string { return "all" } }, []string{"KeysIndependent"}},
-		"an opaque error":               {func(s *simple) { s.opaque = true }, []string{"Exclusive"}},
-		"late until":                    {func(s *simple) { s.lateUntil = true }, []string{"LeaseLasts"}},
-		"counted from a wait":           {func(s *simple) { s.queued = true }, []string{"LeaseLasts"}},
-		"no TTL":                        {func(s *simple) { s.noTTL = true }, []string{"LeaseLasts"}},
-		"never ends":                    {func(s *simple) { s.neverEnds = true }, []string{"LeaseLasts"}},
-		"random tokens":                 {func(s *simple) { s.randomTokens = true }, []string{"TokensIncrease"}},
-		"prefixes are held":             {func(s *simple) { s.patternHeld = true }, []string{"KeysIndependent"}},
-		"plain delete":                  {func(s *simple) { s.plainDelete = true }, []string{"ReleaseRepeated", "ReleaseStale", "ReleaseLate"}},
-		"one owner":                     {func(s *simple) { s.oneOwner = true }, []string{"ReleaseRepeated", "ReleaseStale"}},
-		"two messages":                  {func(s *simple) { s.claimsTwice = true }, []string{"EveryMessage"}},
-		"seventeen messages":            {func(s *simple) { s.pings, s.ttlAgain = 14, true }, []string{"EveryMessage"}},
-		"a queue of the dead":           {func(s *simple) { s.queue = true }, []string{"WaitersCutOff", "WaiterServed"}},
-		"deaf":                          {func(s *simple) { s.deaf = true }, []string{"EndsWithContext"}},
-		"deaf Close":                    {func(s *simple) { s.deafClose = true }, []string{"CloseEnds"}},
-		"reentrant":                     {func(s *simple) { s.reentrant = true }, []string{"OneClient"}},
-		"renews blindly":                {func(s *simple) { s.renewal = renewBlindly }, []string{"HolderReturns"}},
-		"renews and takes":              {func(s *simple) { s.renewal = renewOverwrites }, []string{"HolderReturns"}},
-		"renews in seconds":             {func(s *simple) { s.renewal = renewSeconds }, []string{"LeaseRenewed"}},
-		"renews what it had":            {func(s *simple) { s.renewal = renewAsks }, []string{"HolderReturns"}},
-		"renewed late":                  {func(s *simple) { s.renewal = renewLate }, []string{"LeaseRenewed"}},
-		"renews when closed":            {func(s *simple) { s.renewal = renewForEver }, []string{"CloseEnds"}},
-		"ends with sessions":            {func(s *simple) { s.session = true }, []string{"HolderDisconnected"}},
-		"any server":                    {func(s *simple) { s.anyServer = true }, []string{"Partition"}},
-		"sleeps for ever":               {func(s *simple) { s.asleep = true }, []string{"LeaseLasts"}},
-		"locks itself out":              {func(s *simple) { s.mutexes = true }, []string{"AcquireLate", "EveryMessage"}},
-		"a token after the grant":       {func(s *simple) { s.tokenAfter = true }, []string{"TokensIncrease"}},
-		"a token before the wait":       {func(s *simple) { s.tokenFirst = true }, []string{"TokensIncrease"}},
-		"a token for each client":       {func(s *simple) { s.tokenByOwner = true }, []string{"TokensIncrease"}},
-		"a token that is forgotten":     {func(s *simple) { s.tokenEnds = true }, []string{"TokensIncrease"}},
-		"time as the token":             {func(s *simple) { s.clockToken = true }, []string{"ClockSkew"}},
-		"spaces at the end":             {func(s *simple) { s.takes = func(key string) string { return strings.TrimRight(key, " ") } }, []string{"KeysIndependent"}},
-		"no case":                       {func(s *simple) { s.takes = strings.ToLower }, []string{"KeysIndependent"}},
-		"no bytes but UTF-8":            {func(s *simple) { s.takes = func(key string) string { return strings.ToValidUTF8(key, "\uFFFD") } }, []string{"KeysIndependent"}},
-		"accents are composed":          {func(s *simple) { s.takes = func(key string) string { return strings.ReplaceAll(key, "e\u0301", "é") } }, []string{"KeysIndependent"}},
-		"lines are trimmed":             {func(s *simple) { s.takes = strings.NewReplacer("\n", "").Replace }, []string{"KeysIndependent"}},
-		"256 locks for all keys":        {func(s *simple) { s.hash = func(key []byte) uint32 { return crc32.ChecksumIEEE(key) % 256 } }, []string{"KeysIndependent"}},
-		"the key is CRC-32":             {func(s *simple) { s.hash = promises.Hashes[0] }, []string{"KeysIndependent"}},
-		"the key is FNV-1a":             {func(s *simple) { s.hash = promises.Hashes[1] }, []string{"KeysIndependent"}},
-		"the key is hashtext":           {func(s *simple) { s.hash = promises.Hashes[2] }, []string{"KeysIndependent"}},
-		"the key is FNV-1":              {func(s *simple) { s.hash = promises.Hashes[3] }, []string{"KeysIndependent"}},
-		"the key is CRC-32C":            {func(s *simple) { s.hash = promises.Hashes[4] }, []string{"KeysIndependent"}},
-		"the key is an MD5":             {func(s *simple) { s.hash = promises.Hashes[5] }, []string{"KeysIndependent"}},
-		"a dot is no directory":         {func(s *simple) { s.takes = func(key string) string { return strings.ReplaceAll(key, "/./", "/") } }, []string{"KeysIndependent"}},
-		"keys end at a #":               {func(s *simple) { s.takes = func(key string) string { return strings.Split(key, "#")[0] } }, []string{"KeysIndependent"}},
-		"a release deletes a prefix":    {func(s *simple) { s.releases = deletesPrefix }, []string{"KeysIndependent"}},
-		"a lost release frees others":   {func(s *simple) { s.releases = freesOthers }, []string{"ReleaseRetried"}},
-		"two releases at once panic":    {func(s *simple) { s.releases = panicsTwice() }, []string{"ReleaseRepeated"}},
-		"waiters take what is renewed":  {func(s *simple) { s.renewal, s.observes = renewRight, (*simple).expects }, []string{"LeaseRenewed"}},
-		"and what is renewed by hand":   {func(s *simple) { s.observes = (*simple).expects }, []string{"RenewedByHand"}},
-		"waiters are deaf after errors": {func(s *simple) { s.deafens = true }, []string{"WaiterServed"}},
-		"a release ends its key's":      {func(s *simple) { s.renewal, s.perKey = renewRight, true }, []string{"LeaseRenewed"}},
-		"renews 64 leases":              {func(s *simple) { s.renewal, s.room = renewRight, 64 }, []string{"LeaseRenewed"}},
-		"renewals add up":               {func(s *simple) { s.renewal, s.script = renewRight, add }, []string{"LeaseRenewed"}},
-		"renewals by hand add up":       {func(s *simple) { s.script = add }, []string{"RenewedByHand"}},
-		"renewed by hand, asking first": {func(s *simple) { s.byHand = handAsks }, []string{"RenewedByHand"}},
-		"a try remembers":               {func(s *simple) { s.tryCalls = remembers() }, []string{"WaiterServed"}},
-		"a try is abandoned":            {func(s *simple) { s.tryCalls = abandons }, []string{"NothingLeft"}},
-		"a waiter leaves a goroutine":   {func(s *simple) { s.acquires = leavesWaiter }, []string{"NothingLeft"}},
-		"a lease leaves one at Close":   {func(s *simple) { s.renewal, s.closeStays = renewRight, true }, []string{"NothingLeft"}},
-		"a deadline shortens the lease": {func(s *simple) { s.acquires = hurries }, []string{"EndsWithContext"}},
-		"grants when it is refused":     {func(s *simple) { s.acquires = grantsOn(isRefused) }, []string{"EndsWithContext"}},
-		"keys of 512 bytes":             {func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 512)] } }, []string{"KeysIndependent"}},
-		"keys of 1,024 bytes":           {func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 1024)] } }, []string{"KeysIndependent"}},
-		"stops, and says nothing":       {func(s *simple) { s.renewal = renewPretends }, []string{"LeaseRenewed"}},
-		"TTLs of 32 bits":               {func(s *simple) { s.short = true }, []string{"OddTTLs"}},
-		"renewed by hand, blindly":      {func(s *simple) { s.byHand = handBlindly }, []string{"RenewedByHand"}},
-		"renewed by hand, and taken":    {func(s *simple) { s.byHand = handTakes }, []string{"RenewedByHand"}},
-		"renewed by hand for half":      {func(s *simple) { s.byHand = handShort }, []string{"RenewedByHand"}},
-		"renewed by hand late":          {func(s *simple) { s.byHand = handLate }, []string{"RenewedByHand"}},
-		"renewed by hand for nothing":   {func(s *simple) { s.byHand = handNothing }, []string{"RenewedByHand"}},
-		"waits for its own lock":        {func(s *simple) { s.own = true }, []string{"OneClient"}},
-		"a try waits":                   {func(s *simple) { s.tryWaits = math.MaxInt }, []string{"Exclusive"}},
-		"renewals that don't restart":   {func(s *simple) { s.renewal, s.restless = renewRight, true }, []string{"LeaseRenewed"}},
-		"renews after a failed release": {func(s *simple) { s.renewal = renewUnreleased }, []string{"EveryMessage"}},
-		"grants without a reply":        {func(s *simple) { s.failsOpen = true }, []string{"EndsWithContext"}},
-		"renews one after the other":    {func(s *simple) { s.renewal = renewInTurn }, []string{"LeaseRenewed"}},
-		"tells the holder, and renews":  {func(s *simple) { s.renewal = renewDespite }, []string{"HolderReturns"}},
-		"renews no key twice":           {func(s *simple) { s.renewal = renewKeyOnce }, []string{"HolderReturns"}},
-		"repeats as another":            {func(s *simple) { s.repeats = true }, []string{"EveryMessage"}},
-		"repeats, and counts":           {func(s *simple) { s.counts = true }, []string{"EveryMessage"}},
-		"leaves goroutines":             {func(s *simple) { s.leaks = true }, []string{"NothingLeft"}},
-		"a release asks first":          {func(s *simple) { s.asksFirst = true }, []string{"ReleaseLate"}},
-		"waits for a message":           {func(s *simple) { s.subscribed = true }, []string{"WaiterServed"}},
-		"a try takes the lock":          {func(s *simple) { s.tryTakes = true }, []string{"Exclusive", "HolderReturns"}},
-		"ends with the acquisition":     {func(s *simple) { s.tied = true }, []string{"EndsWithContext"}},
-		"renewed until it ends":         {func(s *simple) { s.renewal = renewTied }, []string{"EndsWithContext"}},
-		"calls end at deadlines":        {func(s *simple) { s.onlyDeadline = true }, []string{"EndsWithContext"}},
-		"a client's calls queue":        {func(s *simple) { s.oneCall = true }, []string{"WaiterServed"}},
-		"never releases":                {func(s *simple) { s.noRelease = true }, []string{"WaiterServed"}},
-		"a wait ends a session":         {func(s *simple) { s.waitCloses = true }, []string{"WaiterCancelled"}},
-		"panics":                        {func(s *simple) { s.panics = true }, []string{"ReleaseRepeated"}},
-		"a try deletes":                 {func(s *simple) { s.tryDeletes = true }, []string{"AcquireLate"}},
-		"a late grant deletes":          {func(s *simple) { s.lateDeletes = true }, []string{"AcquireLate"}},
-		"a try that is undone late":     {func(s *simple) { s.cleansUp = true }, []string{"AcquireLate"}},
-		"late until, if it waited":      {func(s *simple) { s.lateWaited = true }, []string{"LeaseLasts"}},
-		"its own time as the token":     {func(s *simple) { s.callTime = true }, []string{"TokensIncrease"}},
-		"Close forgets a release":       {func(s *simple) { s.lost = true }, []string{"CloseEnds"}},
-		"renews nothing":                {func(s *simple) { s.renewal = renewNothing }, []string{"LeaseRenewed"}},
-		"a try ends renewals":           {func(s *simple) { s.renewal = renewToTry }, []string{"LeaseRenewed"}},
-		"untold after renewals":         {func(s *simple) { s.renewal = renewUntold }, []string{"LeaseRenewed"}},
-		"renewed, and not released":     {func(s *simple) { s.renewal = renewVersion }, []string{"WaiterServed"}},
-		"renewed after its release":     {func(s *simple) { s.renewal = renewUpserts }, []string{"WaiterServed"}},
-		"slashes at the start":          {func(s *simple) { s.takes = func(key string) string { return strings.TrimLeft(key, "/") } }, []string{"KeysIndependent"}},
-		"released with its last":        {func(s *simple) { s.bucketed = true }, []string{"KeysIndependent"}},
-		"failed tries keep connections": {func(s *simple) { s.tryKeeps = true }, []string{"NothingLeft"}},
-		"takes a lock for its own":      {func(s *simple) { s.claims = true }, []string{"AcquireLate"}},
-		"releases keep a mutex":         {func(s *simple) { s.stuck = true }, []string{"ReleaseRetried"}},
-		"releases keep a key's mutex":   {func(s *simple) { s.stuckKey = true }, []string{"ReleaseRetried"}},
-		"takes a late reply for its":    {func(s *simple) { s.mixes = true }, []string{"AcquireLate"}},
-		"acquisitions take turns":       {func(s *simple) { s.alone = true }, []string{"EndsWithContext"}},
-		"a renewal keeps the release":   {func(s *simple) { s.busy = true }, []string{"EndsWithContext"}},
-		"needs all servers to open":     {func(s *simple) { s.majority, s.opensAll = true, true }, []string{"Partition"}},
-		"a renewal needs all servers":   {func(s *simple) { s.majority, s.allRenew = true, true }, []string{"Partition"}},
-		"a release stops at an error":   {func(s *simple) { s.majority, s.releaseStops = true, 3600 }, []string{"Partition"}},
-		"subscribes too late":           {func(s *simple) { s.acquires, s.releases = misses, tells }, []string{"WaiterServed"}},
-		"releases too late":             {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
-		"timers renew what is released": {func(s *simple) { s.renewal, s.releases = renewRight, asksOn }, []string{"NothingLeft"}},
-		"a wait ends its client's":      {func(s *simple) { endsOwn(s, false) }, []string{"OneClient"}},
-		"a refused try ends its own":    {func(s *simple) { endsOwn(s, true) }, []string{"OneClient"}},
-		"a renewal that fails counts":   {func(s *simple) { s.hopes = true }, []string{"RenewedByHand"}},
-		"a silent server isn't freed":   {func(s *simple) { s.majority, s.spares = true, true }, []string{"Partition"}},
-		"a refused try stays":           {func(s *simple) { s.majority, s.tryStays = true, true }, []string{"Partition"}},
-		"takes its own lease for new":   {func(s *simple) { s.tryCalls = recognizes }, []string{"AcquireLate"}},
-		"a renewal that fails frees":    {func(s *simple) { s.renewFrees = true }, []string{"RenewedByHand"}},
-		"renews by a default":           {func(s *simple) { s.renewal, s.script = renewRight, eight }, []string{"LeaseRenewed"}},
-		"a repeated release hangs":      {func(s *simple) { s.releases, s.hangsAgain = hangs, true }, []string{"ReleaseRepeated"}},
-		"a late release hangs":          {func(s *simple) { s.releases = hangs }, []string{"ReleaseStale"}},
-		"a failed release insists":      {func(s *simple) { s.releases = insists }, []string{"ReleaseRetried"}},
-		"backs off without a limit":     {func(s *simple) { s.backsOff = time.Hour }, []string{"WaiterServed"}},
-		"wakes once":                    {func(s *simple) { s.acquires, s.releases = wakesOnce, tells }, []string{"WaiterServed"}},
-		"a failed wait ends others":     {func(s *simple) { s.acquires = spoils(isEnded, false) }, []string{"AcquireLate"}},
-		"a refused wait ends a key's":   {func(s *simple) { s.acquires = spoils(isRefused, true) }, []string{"AcquireLate"}},
-		"a refused wait ends others":    {func(s *simple) { s.acquires = spoils(isRefused, false) }, []string{"AcquireLate"}},
-		"a failed try ends others":      {func(s *simple) { s.acquires = spoils(isEnded, false); s.tryCalls = s.acquires }, []string{"AcquireLate"}},
-		"a refused try ends others":     {func(s *simple) { s.acquires = spoils(isRefused, false); s.tryCalls = s.acquires }, []string{"AcquireLate"}},
-		"failed waiters get the lock":   {func(s *simple) { s.acquires = queues(false) }, []string{"WaitersCutOff", "ServerErrors"}},
-		"joins a queue for ever":        {func(s *simple) { s.acquires = queues(true) }, []string{"EveryMessage"}},
-		"releases the last 100 only":    {func(s *simple) { releasesLast(s, errors.New("unknown lease")) }, []string{"KeysIndependent"}},
-		"and says that others are lost": {func(s *simple) { releasesLast(s, dlock.ErrLost) }, []string{"KeysIndependent"}},
-		"releases say that they fail":   {func(s *simple) { s.releases = saysFailed }, []string{"ReleaseRepeated"}},
-		"lost, if it was renewed":       {func(s *simple) { s.renewal, s.releases = renewRight, saysLostRenewed }, []string{"ReleaseRepeated"}},
-		"lost, if renewed by hand":      {func(s *simple) { s.releases = saysLostRenewed }, []string{"ReleaseRepeated"}},
-		"renewed by hand once":          {func(s *simple) { s.byHand = handOnce }, []string{"RenewedByHand"}},
-		"renewed by hand, then refused": {func(s *simple) { s.byHand = handFails }, []string{"RenewedByHand"}},
-		"a waiter's isn't renewed":      {renewsBut(func(_ *simple, _ string, waited bool) bool { return waited }), []string{"LeaseRenewed"}},
-		"odd keys aren't renewed":       {renewsBut(func(_ *simple, key string, _ bool) bool { return isOdd(key) }), []string{"LeaseRenewed"}},
-		"a successor's isn't renewed":   {renewsSucceeding, []string{"LeaseRenewed"}},
-		"a successor's has no TTL":      {func(s *simple) { succeeding(s, func(l *lease) { l.s.redis.Persist(l.ctx, l.key) }) }, []string{"LeaseLasts"}},
-		"a failed release ends the next": {func(s *simple) {
+	all := map[string]flaw{
+		"and has no Until":              {want: "Exclusive", also: "get, then set; no Until"},
+		"seventeen messages":            {want: "EveryMessage", set: func(s *simple) { s.pings = 14 }},
+		"256 locks for all keys":        {want: "KeysIndependent", set: func(s *simple) { s.hash = func(key []byte) uint32 { return crc32.ChecksumIEEE(key) % 256 } }},
+		"a release deletes a prefix":    {want: "KeysIndependent", set: func(s *simple) { s.releases = deletesPrefix }},
+		"a lost release frees others":   {want: "ReleaseRetried", set: func(s *simple) { s.releases = freesOthers }},
+		"two releases at once panic":    {want: "ReleaseRepeated", set: func(s *simple) { s.releases = panicsTwice() }},
+		"waiters take what is renewed":  {want: "LeaseRenewed", also: "renews", set: func(s *simple) { s.observes = (*simple).expects }},
+		"and what is renewed by hand":   {want: "RenewedByHand", set: func(s *simple) { s.observes = (*simple).expects }},
+		"renews 64 leases":              {want: "LeaseRenewed", also: "renews", set: func(s *simple) { s.room = 64 }},
+		"renewals add up":               {want: "LeaseRenewed", also: "renews", set: func(s *simple) { s.script = add }},
+		"renewals by hand add up":       {want: "RenewedByHand", set: func(s *simple) { s.script = add }},
+		"a try remembers":               {want: "WaiterServed", set: func(s *simple) { s.tryCalls = remembers() }},
+		"a try is abandoned":            {want: "NothingLeft", set: func(s *simple) { s.tryCalls = abandons }},
+		"a waiter leaves a goroutine":   {want: "NothingLeft", set: func(s *simple) { s.acquires = then(leavesWaiter) }},
+		"a deadline shortens the lease": {want: "EndsWithContext", set: func(s *simple) { s.acquires = then(hurries) }},
+		"grants when it is refused":     {want: "EndsWithContext", set: func(s *simple) { s.acquires = grantsOn(isRefused) }},
+		"a try waits":                   {want: "Exclusive", set: func(s *simple) { s.tryWaits = math.MaxInt }},
+		"a release stops at an error":   {want: "Partition", also: "a majority", set: func(s *simple) { s.releaseStops = 3600 }},
+		"subscribes too late":           {want: "WaiterServed", set: func(s *simple) { s.acquires = misses; s.releases = tells }},
+		"timers renew what is released": {want: "NothingLeft", also: "renews", set: func(s *simple) { s.releases = asksOn }},
+		"a wait ends its client's":      {want: "OneClient", set: func(s *simple) { endsOwn(s, false) }},
+		"a refused try ends its own":    {want: "OneClient", set: func(s *simple) { endsOwn(s, true) }},
+		"takes its own lease for new":   {want: "AcquireLate", set: func(s *simple) { s.tryCalls = recognizes }},
+		"renews by a default":           {want: "LeaseRenewed", also: "renews", set: func(s *simple) { s.script = eight }},
+		"a repeated release hangs":      {want: "ReleaseRepeated", set: func(s *simple) { s.releases = hangs }},
+		"a late release hangs":          {want: "ReleaseStale", set: func(s *simple) { s.releases = hangs }},
+		"a failed release insists":      {want: "ReleaseRetried", set: func(s *simple) { s.releases = insists }},
+		"backs off without a limit":     {want: "WaiterServed", set: func(s *simple) { s.backsOff = time.Hour }},
+		"wakes once":                    {want: "WaiterServed", set: func(s *simple) { s.acquires = wakesOnce; s.releases = tells }},
+		"a failed wait ends others":     {want: "AcquireLate", set: func(s *simple) { s.acquires = spoils(isEnded, false) }},
+		"a refused wait ends a key's":   {want: "AcquireLate", set: func(s *simple) { s.acquires = spoils(isRefused, true) }},
+		"a refused wait ends others":    {want: "AcquireLate", set: func(s *simple) { s.acquires = spoils(isRefused, false) }},
+		"a failed try ends others":      {want: "AcquireLate", set: func(s *simple) { s.acquires = spoils(isEnded, false); s.tryCalls = s.acquires }},
+		"a refused try ends others":     {want: "AcquireLate", set: func(s *simple) { s.acquires = spoils(isRefused, false); s.tryCalls = s.acquires }},
+		"failed waiters get the lock":   {want: "WaitersCutOff ServerErrors", set: func(s *simple) { s.acquires = queues(false) }},
+		"joins a queue for ever":        {want: "EveryMessage", set: func(s *simple) { s.acquires = queues(true) }},
+		"releases the last 100 only":    {want: "KeysIndependent", set: func(s *simple) { releasesLast(s, errors.New("unknown lease")) }},
+		"and says that others are lost": {want: "KeysIndependent", set: func(s *simple) { releasesLast(s, dlock.ErrLost) }},
+		"releases say that they fail":   {want: "ReleaseRepeated", set: func(s *simple) { s.releases = answers(errors.New("unexpected reply")) }},
+		"lost, if it was renewed":       {want: "ReleaseRepeated", also: "renews", set: func(s *simple) { s.releases = saysLostRenewed }},
+		"lost, if renewed by hand":      {want: "ReleaseRepeated", set: func(s *simple) { s.releases = saysLostRenewed }},
+		"a waiter's isn't renewed":      {want: "LeaseRenewed", also: "renews", set: renewsBut(func(_ *simple, _ string, waited bool) bool { return waited })},
+		"odd keys aren't renewed":       {want: "LeaseRenewed", also: "renews", set: renewsBut(func(_ *simple, key string, _ bool) bool { return isOdd(key) })},
+		"a successor's isn't renewed":   {want: "LeaseRenewed", also: "renews", set: renewsSucceeding},
+		"a successor's has no TTL":      {want: "LeaseLasts", set: func(s *simple) { succeeding(s, func(l *lease) { l.s.redis.Persist(l.ctx, l.key) }) }},
+		"a failed release ends the next": {want: "LeaseRenewed", also: "renews", set: func(s *simple) {
 			renewsBut(isMarked)(s)
 			s.releases = func(_ context.Context, l *lease, free func() error) error {
 				err := free()
@@ -412,8 +296,8 @@ func TestBroken(t *testing.T) {
 				}
 				return err
 			}
-		}, []string{"LeaseRenewed"}},
-		"a failed try ends the next": {func(s *simple) {
+		}},
+		"a failed try ends the next": {want: "LeaseRenewed", also: "renews", set: func(s *simple) {
 			renewsBut(isMarked)(s)
 			renewed := s.tryCalls
 			s.tryCalls = func(ctx context.Context, s *simple, key string, try asking) (scenarios.Lease, error) {
@@ -423,141 +307,218 @@ func TestBroken(t *testing.T) {
 				}
 				return l, err
 			}
-		}, []string{"LeaseRenewed"}},
-		"odd keys aren't released": {func(s *simple) {
+		}},
+		"odd keys aren't released": {want: "KeysIndependent", set: func(s *simple) {
 			s.releases = func(_ context.Context, l *lease, free func() error) error {
 				if isOdd(l.key) {
 					return nil
 				}
 				return free()
 			}
-		}, []string{"KeysIndependent"}},
-		"a race is an error":             {conflicts(), []string{"Exclusive"}},
-		"odd keys' waiters aren't told":  {func(s *simple) { s.acquires = sleepsIfOdd }, []string{"WaiterServed"}},
-		"Close frees what is lost":       {func(s *simple) { s.closes = deletesAll; s.releases = unchanged }, []string{"CloseEnds"}},
-		"opened in vain":                 {opensInVain, []string{"EveryMessage"}},
-		"a cancelled wait fails others":  {func(s *simple) { failsWaits(s, func(err error) bool { return errors.Is(err, context.Canceled) }) }, []string{"OneClient"}},
-		"a refused try fails waits":      {func(s *simple) { failsWaits(s, func(err error) bool { return errors.Is(err, dlock.ErrHeld) }) }, []string{"OneClient"}},
-		"short waits are endless":        {func(s *simple) { s.acquires, s.tryCalls = roundsDown, roundsDown }, []string{"WaiterCancelled"}},
-		"a refused try's goroutine":      {func(s *simple) { s.tryCalls = leavesOn(isRefused) }, []string{"NothingLeft"}},
-		"a renewal's goroutine":          {func(s *simple) { s.renews = leavesRenewal }, []string{"NothingLeft"}},
-		"tries though its context ended": {func(s *simple) { s.tryCalls = triesOn }, []string{"EndsWithContext"}},
-		"an ended context loses":         {func(s *simple) { s.renews = losesIfEnded }, []string{"RenewedByHand"}},
-		"renewing panics when closed":    {func(s *simple) { s.renews = panicsIfClosed }, []string{"CloseEnds"}},
-		"a try hangs when closed":        {func(s *simple) { s.tryCalls = hangsIfClosed }, []string{"CloseEnds"}},
-		"an old lease has a new token":   {func(s *simple) { s.tryCalls = sharesToken; s.acquires = sharesToken }, []string{"TokensIncrease"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			broken, servers := new(simple), 1
-			if c.set(broken); broken.anyServer || broken.majority {
-				servers = 3
-			}
-			virtually(t, servers, open(c.set), func(t *testing.T, k promises.Kit) {
-				k.Service.NoRenew = broken.renewal == renewNever
-				k.Only, k.Fixed = c.want, broken.noRelease
-				r := promises.Run(t, k)
-				requireBroken(t, r, c.want...)
-				if broken.leaks {
-					require.Contains(t, r.Rows[0].Why, "(*simple).try.func1", "it says what runs on")
-				}
-			})
-		})
+		}},
+		"a race is an error":             {want: "Exclusive", set: conflicts()},
+		"odd keys' waiters aren't told":  {want: "WaiterServed", set: func(s *simple) { s.acquires = sleepsIfOdd }},
+		"Close frees what is lost":       {want: "CloseEnds", set: func(s *simple) { s.closes = deletesAll; s.releases = unchanged }},
+		"opened in vain":                 {want: "EveryMessage", set: opensInVain},
+		"a cancelled wait fails others":  {want: "OneClient", set: func(s *simple) { failsWaits(s, func(err error) bool { return errors.Is(err, context.Canceled) }) }},
+		"a refused try fails waits":      {want: "OneClient", set: func(s *simple) { failsWaits(s, func(err error) bool { return errors.Is(err, dlock.ErrHeld) }) }},
+		"short waits are endless":        {want: "WaiterCancelled", set: func(s *simple) { s.acquires = roundsDown; s.tryCalls = roundsDown }},
+		"a refused try's goroutine":      {want: "NothingLeft", set: func(s *simple) { s.tryCalls = leavesOn(isRefused) }},
+		"a renewal's goroutine":          {want: "NothingLeft", set: func(s *simple) { s.renews = leavesRenewal }},
+		"tries though its context ended": {want: "EndsWithContext", set: func(s *simple) { s.tryCalls = triesOn }},
+		"an ended context loses":         {want: "RenewedByHand", set: func(s *simple) { s.renews = losesIfEnded }},
+		"renewing panics when closed":    {want: "CloseEnds", set: func(s *simple) { s.renews = panicsIfClosed }},
+		"a try hangs when closed":        {want: "CloseEnds", set: func(s *simple) { s.tryCalls = hangsIfClosed }},
+		"an old lease has a new token":   {want: "TokensIncrease", set: func(s *simple) { s.tryCalls = then(sharesToken); s.acquires = s.tryCalls }},
 	}
+	for name, takes := range map[string]func(key string) string{
+		"one lock for all":      func(string) string { return "all" },
+		"spaces at the end":     func(key string) string { return strings.TrimRight(key, " ") },
+		"no case":               strings.ToLower,
+		"no bytes but UTF-8":    func(key string) string { return strings.ToValidUTF8(key, "\uFFFD") },
+		"accents are composed":  func(key string) string { return strings.ReplaceAll(key, "e\u0301", "é") },
+		"lines are trimmed":     strings.NewReplacer("\n", "").Replace,
+		"a dot is no directory": func(key string) string { return strings.ReplaceAll(key, "/./", "/") },
+		"keys end at a #":       func(key string) string { return strings.Split(key, "#")[0] },
+		"keys of 512 bytes":     func(key string) string { return key[:min(len(key), 512)] },
+		"keys of 1,024 bytes":   func(key string) string { return key[:min(len(key), 1024)] },
+		"slashes at the start":  func(key string) string { return strings.TrimLeft(key, "/") },
+	} {
+		all[name] = flaw{want: "KeysIndependent", set: func(s *simple) { s.takes = takes }}
+	}
+	for i, hash := range []string{"CRC-32", "FNV-1a", "hashtext", "FNV-1", "CRC-32C", "an MD5"} {
+		all["the key is "+hash] = flaw{want: "KeysIndependent", set: func(s *simple) { s.hash = promises.Hashes[i] }}
+	}
+	byName(all, "", map[string][]string{
+		"AcquireLate": {
+			"a try deletes", "a late grant deletes", "a try that is undone late", "takes a lock for its own",
+			"takes a late reply for its",
+		},
+		"AcquireLate EveryMessage": {"locks itself out"},
+		"ClockSkew":                {"time as the token"},
+		"CloseEnds":                {"deaf Close", "Close forgets a release"},
+		"EndsWithContext": {
+			"deaf", "grants without a reply", "ends with the acquisition", "calls end at deadlines", "acquisitions take turns",
+			"a renewal keeps the release",
+		},
+		"EveryMessage":                 {"two messages", "repeats as another", "repeats, and counts"},
+		"Exclusive":                    {"granted to all", "get, then set", "sweeps, then sets", "an opaque error"},
+		"Exclusive HolderReturns":      {"a try takes the lock"},
+		"HolderDisconnected":           {"ends with sessions"},
+		"KeysIndependent":              {"one for each client", "prefixes are held", "released with its last"},
+		"LeaseLasts":                   {"late until", "counted from a wait", "no TTL", "never ends", "sleeps for ever", "late until, if it waited"},
+		"NothingLeft":                  {"leaves goroutines", "failed tries keep connections"},
+		"OddTTLs":                      {"TTLs of 32 bits"},
+		"OneClient":                    {"reentrant", "waits for its own lock"},
+		"Partition":                    {"any server"},
+		"ReleaseLate":                  {"a release asks first"},
+		"ReleaseRepeated":              {"panics"},
+		"ReleaseRepeated ReleaseStale": {"one owner"},
+		"ReleaseRepeated ReleaseStale ReleaseLate": {"plain delete"},
+		"ReleaseRetried": {"releases keep a mutex", "releases keep a key's mutex"},
+		"RenewedByHand": {
+			"renewed by hand, asking first", "renewed by hand, blindly", "renewed by hand, and taken", "renewed by hand for half",
+			"renewed by hand late", "renewed by hand for nothing", "a renewal that fails counts", "a renewal that fails frees",
+			"renewed by hand once", "renewed by hand, then refused",
+		},
+		"TokensIncrease": {
+			"random tokens", "a token after the grant", "a token before the wait", "a token for each client",
+			"a token that is forgotten", "its own time as the token",
+		},
+		"WaiterCancelled":            {"a wait ends a session"},
+		"WaiterServed":               {"waiters are deaf after errors", "waits for a message", "a client's calls queue", "never releases"},
+		"WaitersCutOff WaiterServed": {"a queue of the dead"},
+	})
+	byName(all, "renews", map[string][]string{
+		"CloseEnds":       {"renews when closed"},
+		"EndsWithContext": {"renewed until it ends", "releases too late"},
+		"EveryMessage":    {"renews after a failed release"},
+		"HolderReturns": {
+			"renews blindly", "renews and takes", "renews what it had", "tells the holder, and renews", "renews no key twice",
+		},
+		"LeaseRenewed": {
+			"renews in seconds", "renewed late", "a release ends its key's", "stops, and says nothing",
+			"renewals that don't restart", "renews one after the other", "renews nothing", "a try ends renewals",
+			"untold after renewals",
+		},
+		"NothingLeft":  {"a lease leaves one at Close"},
+		"WaiterServed": {"renewed, and not released", "renewed after its release"},
+	})
+	byName(all, "a majority", map[string][]string{
+		"Partition": {"needs all servers to open", "a renewal needs all servers", "a silent server isn't freed", "a refused try stays"},
+	})
+	testFlaws(t, false, all)
 }
 
 // Each defect is detected by the promises in want and, except perhaps for the dear ones, by no others.
 func TestBrokenOnce(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		nodes int
-		set   func(*simple)
-		want  string
-	}{
-		"released again after a lost reply": {1, func(s *simple) { s.releaseOnce = true }, "ReleaseRetried ReleaseLate RenewedByHand"},
-		"released late, by one owner":       {1, func(s *simple) { s.sendsOnce = true }, "ReleaseLate ReleaseRetried RenewedByHand ServerErrors"},
-		"a token read after the grant":      {1, func(s *simple) { s.tokenRead = true }, "TokensIncrease"},
-		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed ServerErrors"},
-		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
-		"renewed until three have failed":   {1, func(s *simple) { s.renewal = renewThrice }, "LeaseRenewed"},
-		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed ServerErrors"},
-		"renewed until an error":            {1, func(s *simple) { s.renewal = renewToError }, "ServerErrors"},
-		"stops silently at an error":        {1, func(s *simple) { s.renewal = renewSilently }, "ServerErrors"},
-		"an error renews":                   {1, func(s *simple) { s.renewal, s.endless = renewHopes, true }, "ServerErrors"},
-		"an error grants to waiters":        {1, func(s *simple) { s.acquires = believes }, "WaiterServed WaitersCutOff ServerErrors"},
-		"a failed release is lost":          {1, func(s *simple) { s.releases = forgets() }, "ReleaseRetried ServerErrors"},
-		"an error frees":                    {1, func(s *simple) { s.releases = freesByError }, "ServerErrors"},
-		"an error grants":                   {1, func(s *simple) { s.tryCalls = grantsOn(isServers) }, "ServerErrors"},
-		"a release says that it was lost":   {1, func(s *simple) { s.releases = saysLost }, "ReleaseRepeated"},
-		"a refused try joins a queue":       {1, joins, "EveryMessage"},
-		"a client's calls take turns":       {1, takesTurns, "OneClient"},
-		"waits end together":                {1, sharesWaits, "OneClient"},
-		"renewed by hand for its client":    {1, func(s *simple) { s.byHand = handOwn }, "RenewedByHand"},
-		"renewed by hand by a default":      {1, func(s *simple) { s.byHand = handCapped }, "LeaseLasts"},
-		"renewed by hand in whole seconds":  {1, func(s *simple) { s.byHand = handWhole }, "RenewedByHand"},
-		"at most eight seconds":             {1, func(s *simple) { s.capped = true }, "LeaseLasts"},
-		"renewed until one is lost":         {1, func(s *simple) { s.renewal = renewToLoss }, "HolderReturns LeaseRenewed"},
-		"a closed client's goroutine":       {1, func(s *simple) { s.leaksClosed = true }, "NothingLeft"},
-		"waits on when it is closed":        {1, func(s *simple) { s.waitsOn = true }, "CloseEnds"},
-		"whole seconds":                     {1, func(s *simple) { s.seconds = true }, "OddTTLs"},
-		"the nearest second":                {1, func(s *simple) { s.nearest = true }, "OddTTLs"},
-		"microseconds are for ever":         {1, func(s *simple) { s.shortForEver = true }, "OddTTLs"},
-		"absolute time":                     {1, func(s *simple) { s.absolute = true }, "ClockSkew"},
-		"the token is the owner":            {1, func(s *simple) { s.tokenOwner = true }, "DataLoss"},
-		"a try prolongs the lease":          {1, func(s *simple) { s.tryExtends = true }, "Exclusive"},
-		"a watchdog for all leases":         {1, func(s *simple) { s.renewal = renewToRelease }, "LeaseRenewed"},
-		"the first server's token":          {3, func(s *simple) { s.majority = true }, "TokensIncrease DataLoss"},
-		"waits for each server":             {3, func(s *simple) { s.majority, s.unlimited = true, true }, "TokensIncrease DataLoss Partition"},
-		"a failed try leaves a connection":  {1, func(s *simple) { s.tryConnects = true }, "NothingLeft"},
-		"renews what the server forgot":     {1, func(s *simple) { s.renewal = renewRegardless }, "DataLoss"},
-		"renews what somebody deleted":      {1, func(s *simple) { s.renewal = renewAlive }, "DataLoss"},
-		"renewed until another is lost":     {1, func(s *simple) { s.renewal = renewGroup }, "LeaseRenewed"},
-		"waiters register with the server":  {1, func(s *simple) { s.acquires = registers }, "DataLoss"},
-		"remembers its records":             {1, func(s *simple) { s.records = true }, "DataLoss"},
-		"loads the renewals' script once":   {1, func(s *simple) { s.renewal, s.renewOnce = renewRight, true }, "DataLoss"},
-		"and of those by hand":              {1, func(s *simple) { s.renewOnce = true }, "DataLoss"},
-		"one server renews a lease":         {3, func(s *simple) { s.majority, s.anyRenewal = true, true }, "TokensIncrease DataLoss Partition"},
-		"loads a script once":               {1, func(s *simple) { s.loadedOnce = true }, "DataLoss"},
-		"tires":                             {1, func(s *simple) { s.tires = true }, "Exclusive OneClient TokensIncrease"},
-		"stops when it is refused":          {1, func(s *simple) { s.renewal = renewToRefusal }, "HolderDisconnected ServerErrors"},
-		"waiters take all connections":      {1, func(s *simple) { s.renewal, s.pooled = renewRight, true }, "LeaseRenewed WaiterServed"},
-		"counted from a wait by its holder": {1, func(s *simple) { s.fromWait = true }, "WaiterServed"},
-		"a waiter leaves with others":       {1, func(s *simple) { s.leavesAll = true }, "WaiterServed"},
-		"releases once":                     {1, func(s *simple) { s.oneRelease = true }, "ReleaseRetried ServerErrors"},
-		"a queue that forgets":              {1, func(s *simple) { s.forgets = true }, "WaiterServed DataLoss"},
-		"a timer that isn't stopped":        {1, func(s *simple) { s.timers = true }, "LeaseLasts"},
-		"a lost lease leaves a goroutine":   {1, func(s *simple) { s.renewal, s.lostStays = renewRight, true }, "NothingLeft"},
-		"renewed while it is released":      {1, func(s *simple) { s.renewal = renewStays }, "NothingLeft"},
-		"released while it is renewed":      {1, func(s *simple) { s.renewal = renewVersions }, "WaiterServed RenewedByHand"},
-		"a served waiter ends the others":   {1, func(s *simple) { s.acquires = endsOthers }, "WaiterServed"},
-		"a counter that is also a key":      {1, func(s *simple) { s.counter = ":fence" }, "KeysIndependent"},
-		"two Closes at once panic":          {1, func(s *simple) { s.closeRaces = true }, "CloseEnds"},
-		"granted when it is closed":         {1, func(s *simple) { s.renewal, s.waitStays, s.acquires = renewRight, true, goesOn }, "CloseEnds"},
-		"Close tells no holder":             {1, func(s *simple) { s.renewal, s.endless = renewUnclosed, true }, "CloseEnds"},
-		"a release says nothing":            {1, func(s *simple) { s.saysNothing = true }, "ReleaseRetried ServerErrors"},
-		"one of three servers":              {3, func(*simple) {}, "DataLoss"},
-	} {
+	all := map[string]flaw{
+		"an error renews":                  {want: "ServerErrors", also: "renews; no Until"},
+		"an error grants to waiters":       {want: "WaiterServed WaitersCutOff ServerErrors", set: func(s *simple) { s.acquires = then(believes) }},
+		"a failed release is lost":         {want: "ReleaseRetried ServerErrors", set: func(s *simple) { s.releases = forgets() }},
+		"an error frees":                   {want: "ServerErrors", set: func(s *simple) { s.releases = freesByError }},
+		"an error grants":                  {want: "ServerErrors", set: func(s *simple) { s.tryCalls = grantsOn(isServers) }},
+		"a release says that it was lost":  {want: "ReleaseRepeated", set: func(s *simple) { s.releases = answers(dlock.ErrLost) }},
+		"a refused try joins a queue":      {want: "EveryMessage", set: joins},
+		"a client's calls take turns":      {want: "OneClient", set: takesTurns},
+		"waits end together":               {want: "OneClient", set: sharesWaits},
+		"waiters register with the server": {want: "DataLoss", set: func(s *simple) { s.acquires = registers }},
+		"and of those by hand":             {want: "DataLoss", also: "loads the renewals' script once"},
+		"a served waiter ends the others":  {want: "WaiterServed", set: func(s *simple) { s.acquires = endsOthers }},
+		"a counter that is also a key":     {want: "KeysIndependent", set: func(s *simple) { s.counter = ":fence" }},
+		"granted when it is closed":        {want: "CloseEnds", also: "renews", set: func(s *simple) { s.acquires = goesOn }},
+		"Close tells no holder":            {want: "CloseEnds", also: "renews; no Until"},
+	}
+	byName(all, "", map[string][]string{
+		"ClockSkew":                          {"absolute time"},
+		"CloseEnds":                          {"waits on when it is closed", "two Closes at once panic"},
+		"DataLoss":                           {"the token is the owner", "remembers its records", "loads a script once", "one of three servers"},
+		"Exclusive":                          {"a try prolongs the lease"},
+		"Exclusive OneClient TokensIncrease": {"tires"},
+		"LeaseLasts":                         {"renewed by hand by a default", "at most eight seconds", "a timer that isn't stopped"},
+		"NothingLeft":                        {"a closed client's goroutine", "a failed try leaves a connection"},
+		"OddTTLs":                            {"whole seconds", "the nearest second", "microseconds are for ever"},
+		"ReleaseLate ReleaseRetried RenewedByHand ServerErrors": {"released late, by one owner"},
+		"ReleaseRetried ReleaseLate RenewedByHand":              {"released again after a lost reply"},
+		"ReleaseRetried ServerErrors":                           {"releases once", "a release says nothing"},
+		"RenewedByHand":                                         {"renewed by hand for its client", "renewed by hand in whole seconds"},
+		"TokensIncrease":                                        {"a token read after the grant"},
+		"WaiterServed":                                          {"counted from a wait by its holder", "a waiter leaves with others"},
+		"WaiterServed DataLoss":                                 {"a queue that forgets"},
+	})
+	byName(all, "renews", map[string][]string{
+		"DataLoss":                        {"renews what the server forgot", "renews what somebody deleted", "loads the renewals' script once"},
+		"HolderDisconnected ServerErrors": {"stops when it is refused"},
+		"HolderReturns LeaseRenewed":      {"renewed until one is lost"},
+		"LeaseRenewed":                    {"renewed until three have failed", "a watchdog for all leases", "renewed until another is lost"},
+		"LeaseRenewed ServerErrors":       {"renewed twice, and no more", "renewed until one fails"},
+		"LeaseRenewed WaiterServed":       {"waiters take all connections"},
+		"NothingLeft":                     {"a lost lease leaves a goroutine", "renewed while it is released"},
+		"ServerErrors":                    {"renewed until an error", "stops silently at an error"},
+		"WaiterCancelled":                 {"cancelled as it is granted"},
+		"WaiterServed RenewedByHand":      {"released while it is renewed"},
+	})
+	byName(all, "a majority", map[string][]string{
+		"TokensIncrease DataLoss":           {"the first server's token"},
+		"TokensIncrease DataLoss Partition": {"waits for each server", "one server renews a lease"},
+	})
+	testFlaws(t, true, all)
+}
+
+// flaw is a defect, which has the name of its test.
+type flaw struct {
+	want string // the promises that detect it
+	also string // what the lock has beside the defect
+	set  func(*simple)
+}
+
+// byName adds defects that simple's code asks for by name, by the promises that detect them.
+func byName(all map[string]flaw, also string, defects map[string][]string) {
+	for want, names := range defects {
+		for _, name := range names {
+			all[name] = flaw{want: want, also: also}
+		}
+	}
+}
+
+// testFlaws requires that each defect is detected by the promises in want and, if alone, by no others except perhaps dear ones.
+func testFlaws(t *testing.T, alone bool, all map[string]flaw) {
+	t.Helper()
+	for name, c := range all {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			lock := new(simple)
-			c.set(lock)
-			require.Subset(t, promises.Names(), strings.Fields(c.want))
+			set := func(s *simple) {
+				has(append(strings.Split(c.also, "; "), name)...)(s)
+				if c.set != nil {
+					c.set(s)
+				}
+			}
+			lock, servers := new(simple), 1
+			if set(lock); lock.is("any server") || lock.is("a majority") || lock.is("one of three servers") {
+				servers = 3
+			}
+			want := strings.Fields(c.want)
+			require.Subset(t, promises.Names(), want)
 			for _, promise := range promises.Names() {
-				broken := slices.Contains(strings.Fields(c.want), promise)
-				if slices.Contains(dear, promise) && !broken {
+				broken := slices.Contains(want, promise)
+				if !broken && (!alone || slices.Contains(dear, promise)) {
 					continue
 				}
 				// With all keys on one server, they take most of the test's time.
-				virtually(t, c.nodes, open(c.set), func(t *testing.T, k promises.Kit) {
-					k.Only, k.Service.NoRenew = []string{promise}, lock.renewal == renewNever
+				virtually(t, servers, open(set), func(t *testing.T, k promises.Kit) {
+					k.Only, k.Fixed, k.Service.NoRenew = []string{promise}, name == "never releases", !lock.is("renews")
 					r := promises.Run(t, k)
 					if !broken {
 						requireBroken(t, r)
 						return
 					}
 					requireBroken(t, r, promise)
-					if name == "absolute time" {
+					switch name {
+					case "absolute time":
 						require.Regexp(t, "granted the lock .* an hour ahead; the lease .* hadn't ended .* an hour behind", r.Rows[0].Why)
+					case "leaves goroutines":
+						require.Contains(t, r.Rows[0].Why, "(*simple).try.func1", "it says what runs on")
 					}
 				})
 			}
@@ -574,8 +535,8 @@ func TestReentrant(t *testing.T) {
 		broken []string
 	}{
 		"counts":                 {counting(counts), nil},
-		"counts, and renews":     {func(s *simple) { s.renewal = renewRight; counting(counts)(s) }, nil},
-		"an inner release frees": {func(s *simple) { s.reentrant = true }, []string{"LeaseLasts"}},
+		"counts, and renews":     {func(s *simple) { has("renews")(s); counting(counts)(s) }, nil},
+		"an inner release frees": {has("reentrant"), []string{"LeaseLasts"}},
 		"a lost lease is granted again": {func(s *simple) {
 			counting(counts)(s)
 			counted, released := s.acquires, s.releases
@@ -600,7 +561,7 @@ func TestReentrant(t *testing.T) {
 			}
 		}), []string{"LeaseLasts"}},
 		"an inner release ends renewals": {func(s *simple) {
-			s.renewal = renewRight
+			has("renews")(s)
 			counting(func(h *hold, gets bool) {
 				if !gets {
 					h.l.cancel()
@@ -614,7 +575,7 @@ func TestReentrant(t *testing.T) {
 			c.set(lock)
 			virtually(t, 1, open(c.set), func(t *testing.T, k promises.Kit) {
 				k.Only = []string{"LeaseLasts", "LeaseRenewed", "HolderReturns", "ReleaseRepeated", "ReleaseRetried", "ReleaseStale"}
-				k.Service.Reentrant, k.Service.NoRenew = true, lock.renewal == renewNever
+				k.Service.Reentrant, k.Service.NoRenew = true, !lock.is("renews")
 				requireBroken(t, promises.Run(t, k), c.broken...)
 			})
 		})
@@ -769,7 +730,7 @@ func TestDeny(t *testing.T) {
 			},
 		},
 	} {
-		virtually(t, 1, open(func(s *simple) { s.renewal = renewRight; c.set(s) }), func(t *testing.T, k promises.Kit) {
+		virtually(t, 1, open(func(s *simple) { has("renews")(s); c.set(s) }), func(t *testing.T, k promises.Kit) {
 			fault := k.Service.Fault
 			k.Only, k.Service.NoRenew = []string{"ServerErrors"}, false
 			k.Service.Fault = func(ctx context.Context, st scenarios.Step) error {
@@ -821,7 +782,7 @@ func TestTCP(t *testing.T) {
 		"sound":        {[]string{"HolderDisconnected", "AcquireLate", "EveryMessage"}, nil},
 		"plain delete": {[]string{"ReleaseRepeated", "ReleaseLate"}, []string{"ReleaseRepeated", "ReleaseLate"}},
 	} {
-		k := kit(t, open(func(s *simple) { s.plainDelete = c.broken != nil }))
+		k := kit(t, open(has(what)))
 		k.Only = c.only
 		t.Run(what, func(t *testing.T) { requireBroken(t, promises.Run(t, k), c.broken...) })
 	}
@@ -857,7 +818,7 @@ func TestHazards(t *testing.T) {
 
 	k.Service.NoTokens = true
 	k.Open = func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		return open(func(s *simple) { s.endless = true })(ctx, s)
+		return open(has("no Until"))(ctx, s)
 	}
 	_, err = k.Check(t.Context())
 	require.ErrorContains(t, err, "Lease.Fence is 1, and Service.NoTokens is true")
@@ -877,7 +838,7 @@ func TestStrict(t *testing.T) {
 		only []string
 		want string
 	}{
-		"broken": {open(func(s *simple) { s.plainDelete = true }), []string{"CloseEnds", "ReleaseRepeated"}, ": ReleaseRepeated\n"},
+		"broken": {open(has("plain delete")), []string{"CloseEnds", "ReleaseRepeated"}, ": ReleaseRepeated\n"},
 		"no result": {func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 			l, err := open(func(*simple) {})(ctx, s)
 			if s.TTL == time.Second {
@@ -912,7 +873,7 @@ func TestStrict(t *testing.T) {
 func TestRecord(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "reports.jsonl")
 	t.Setenv("FENCELAB_PROMISES", file)
-	k := kit(t, open(func(s *simple) { s.plainDelete = true }))
+	k := kit(t, open(has("plain delete")))
 	k.Only, k.Module = []string{"ReleaseRepeated"}, "github.com/redis/go-redis/v9"
 	want := []*promises.Report{promises.Run(t, k), promises.Run(t, k)}
 	f, err := os.Open(file)

@@ -82,12 +82,8 @@ func serverErrors(c *check) {
 	c.still(l, b, held, "calls that the servers answered with errors")
 	c.freesOrSays(gone, released, c.client(), freed, "a release that the servers answered with an error")
 	c.release(awaited)
-	if err := waiter.pass(c.limit()); err != nil {
-		c.blocked(queued, "a waiter whom the servers had answered with errors hadn't got the lock %v after its release: %v", c.limit(), err)
-	}
-	if err := begun.pass(c.limit()); err != nil {
-		c.blocked(began, "one who began to wait for a free lock while the servers answered with errors hadn't got it after %v: %v", c.limit(), err)
-	}
+	waiter.must(c.limit(), "a waiter whom the servers had answered with errors hadn't got the lock %v after its release", c.limit())
+	begun.must(c.limit(), "one who began to wait for a free lock while the servers answered with errors hadn't got it after %v", c.limit())
 	c.comesFree(other, queued, "a waiter whom the servers had answered with errors was served, and its release,")
 	c.comesFree(other, unused, "an acquisition that the servers had answered with an error")
 	c.comesFree(b, unused, "an acquisition that the servers had answered with an error, its own client retrying,")
@@ -97,8 +93,10 @@ func serverErrors(c *check) {
 			return allow
 		})
 	}
-	if !c.k.Service.NoRenew && !c.isDecided() && c.repeatedly(c.endsByError) {
-		c.breaks("three times a lease ended after the servers had answered one of its renewals with an error")
+	if !c.k.Service.NoRenew {
+		c.thrice(func() string {
+			return when(c.endsByError(), "three times a lease ended after the servers had answered one of its renewals with an error")
+		})
 	}
 }
 
@@ -209,8 +207,10 @@ func partition(c *check) {
 // undoes checks that acquisitions that too few servers granted leave nothing on them.
 func (c *check) undoes() {
 	few := (len(c.k.Service.Nodes) - 1) / 2
-	var why error
-	if !c.k.Fixed && c.repeatedly(func() (isBroken bool) {
+	if c.k.Fixed {
+		return
+	}
+	c.thrice(func() string {
 		a, b, other, key := c.lasting(), c.lasting(), c.client(), newKey()
 		c.connect(a, b, other)
 		var failed int
@@ -226,13 +226,12 @@ func (c *check) undoes() {
 			heal()
 		}
 		if failed < 2 { // servers forward requests
-			return false
+			return ""
 		}
-		why = c.wait(other, key).pass(c.limit())
-		return why != nil && c.gets(other)
-	}) && !c.isUnsure() {
-		c.breaks("three times, after two clients that each reached only %d of %d servers had failed to get a lock, nobody got it in %v or more: %v", few, len(c.k.Service.Nodes), c.limit(), why)
-	}
+		why := c.wait(other, key).pass(c.limit())
+		return when(why != nil && c.gets(other) && !c.isUnsure(), "three times, after two clients that each reached only %d of %d servers "+
+			"had failed to get a lock, nobody got it in %v or more: %v", few, len(c.k.Service.Nodes), c.limit(), why)
+	})
 }
 
 // spared checks what a client can do if one server doesn't answer it. Only one may be needed: a leader.
@@ -428,7 +427,7 @@ func (c *check) forget(keys ...string) {
 }
 
 func (c *check) lost(after string, lose func(keys ...string)) {
-	stopped := thrice{c: c, last: time.Now()}
+	stopped := counter{c: c, last: time.Now()}
 	renewed := func(cl *client) (lasts bool) {
 		for range 2 { // the first may have belonged to a session that was lost, too
 			l, err := c.acquire(cl, newKey())

@@ -19,155 +19,53 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/scenarios"
 )
 
-// simple is a correct lock on one Redis; each field introduces one defect, which TestBroken or TestBrokenOnce names.
+// simple is a correct lock on one Redis, but for the defects that it is given: those that its code asks for by their names in
+// TestBroken and TestBrokenOnce, and those that its hooks have.
 type simple struct {
+	defects []string
+
 	redis *redis.Client
 	ttl   time.Duration
 
-	plainDelete  bool
-	oneOwner     bool // a client has one owner for all its grants
-	lateUntil    bool // a lease is counted from its reply
-	queued       bool // the server counts a lease from the start of the wait
-	seconds      bool // TTLs above a second are truncated to seconds
-	noTTL        bool
-	patternHeld  bool
-	randomTokens bool
-	deaf         bool // to contexts
-	deafClose    bool // waits for the release of all leases
-	queue        bool // waiters leave only if the server replies
-	opaque       bool // no ErrHeld
-	neverEnds    bool
-	tied         bool // a lease's context, to that of its acquisition
-	loadedOnce   bool // the release's script is loaded only by open
-	pings        int  // extra messages of an acquisition
-	ttlAgain     bool // then two that set the TTL again
-	claimsTwice  bool // an acquisition first marks the key without a TTL
-	sweeps       bool // a waiter frees an expired lease in another message
-	everybody    bool
-	getThenSet   bool // by waiters
-	endless      bool
-	releaseOnce  bool // one owner; an expired lease isn't released, nor one twice unless the reply was lost
-	saysNothing  bool // on release
-	sendsOnce    bool // one owner; a release is sent once, unless the lease has expired
-	shortForEver bool // a TTL below a millisecond means none, and its grant is an error
-	absolute     bool // the server gets the expiry by the client's clock
-	tokenOwner   bool
-	reentrant    bool
-	tokenAfter   bool
-	tokenRead    bool
-	clockToken   bool
-	tokenFirst   bool
-	tokenByOwner bool // grows only when the client changes
-	tokenEnds    bool // the counter expires with the lease
-	single       bool // a grant frees its client's other lock, as MySQL's GET_LOCK once did
-	short        bool
-	capped       bool // TTLs of more than eight seconds
-	subscribed   bool // waiters retry on a notification or when the lease has expired
-	session      bool // a lock is free once its holder is disconnected
-	anyServer    bool
-	leaks        bool
-	leaksClosed  bool
-	waitsOn      bool
-	late         bool // a release does nothing if its context has ended
-	asksFirst    bool
-	tryTakes     bool // a failed try leaves its owner
-	tryExtends   bool
-	tryConnects  bool
-	majority     bool // several servers, whose tokens differ
-	unlimited    bool
-	anyRenewal   bool
-	allRenew     bool
-	opensAll     bool
+	pings        int    // extra messages of an acquisition
 	releaseStops int    // a release stops at an error, for so many seconds after the first
-	alone        bool   // acquisitions of a client wait for each other, even if their contexts end
-	busy         bool   // likewise, a release waits for a renewal by hand
 	counter      string // the suffix of the token's key
-	asleep       bool   // waiters retry only on a notification
-	oneCall      bool
-	pooled       bool // ten connections for waiters and renewals
-	onlyDeadline bool // cancellation doesn't end a call
-	noRelease    bool
-	dropsGrant   bool // a wait that is cancelled as it is granted the lock keeps it
-	waitCloses   bool // a cancelled wait frees what its client holds, as a session's end does
-	panics       bool
-	tryDeletes   bool // without a reply, whoever holds the lock
-	lateDeletes  bool // a grant after its lease has expired, whoever holds the lock
-	lateWaited   bool
-	cleansUp     bool // one owner, and a failed try is undone for a while
-	callTime     bool
-	lost         bool   // a release is forgotten if the client is closed within half a second
-	tires        bool   // the 20th release of a lock does nothing
-	mutexes      bool   // a failed acquisition leaves its client's mutex of the key locked
-	nearest      bool   // or rounded
 	epoch        uint64 // where tokens begin, for all keys
 	mutex        sync.Map
 	tried        atomic.Value // the last key that a try found held
 	calls        chan struct{}
 	only         atomic.Pointer[lease]
-	renewal      renewal
-	byHand       byHand
-	records      bool // a key has a permanent record, which a client creates only once
 	recorded     sync.Map
 	lostKeys     sync.Map
-	own          bool // a wait for a lock of its own client ignores its context
-	saysHeld     bool // a try whose connection is refused returns ErrHeld
-	keeps        bool // each of its first 80 calls leaves a goroutine, as a pool does
 	kept         atomic.Int32
 	tryWaits     int // so many tries of a client wait for five seconds
 	tries        atomic.Int32
-	failsOpen    bool
 	polls        time.Duration // how often waiters poll; 0: 10 ms
-	fromWait     bool
-	leavesAll    bool // a waiter that leaves ends its client's other subscriptions, as in endsOthers
 	left         sync.Map
-	forgets      bool // waiters queue, and lose their position after four seconds
-	timers       bool // the timer of a released lease ends its client's next
 	latest       sync.Map
-	lostStays    bool
-	tryKeeps     bool // one of its client's 20 connections
-	mixes        bool // the late reply of an abandoned call is taken for the next call's
 	replies      chan reply
-	claims       bool // after a failed try, one that finds the lock held takes it for its own
-	stuck        bool // a failed release leaves its client's mutex for releases locked
-	stuckKey     bool // or that of the key
-	oneRelease   bool
-	bucketed     bool // a release is sent only when its client holds no key with the same hash, of 256
 	holds        [256]atomic.Int32
-	restless     bool // renewals don't start again within 400 ms of the last release
 	lastRelease  atomic.Int64
-	closeFrees   bool                    // frees all leases without telling their holders
-	repeats      bool                    // a call whose connection breaks is sent again, by another owner
-	counts       bool                    // likewise, and grants are counted
 	hash         func(key []byte) uint32 // replaces the key
 	takes        func(key string) string // what the server takes for the key
 	// What else a call does.
-	releases   func(ctx context.Context, l *lease, release func() error) error
-	acquires   wrapping
-	tryCalls   wrapping
-	opens      func(ctx context.Context, s *simple)
-	closes     func(s *simple)
-	renews     func(ctx context.Context, l *lease, renew func() error) error        // by hand
-	observes   func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
-	deafens    bool                                                                 // an error: waiters then wait for the lease's end
-	deafened   atomic.Bool
-	perKey     bool     // the release of an old lease ends the renewals of its key
-	leases     sync.Map // that are renewed, by key
-	room       int32    // if not 0, how many leases are renewed
-	renewed    atomic.Int32
-	script     *redis.Script // of renewals
-	hopes      bool          // a renewal by hand that fails prolongs the lease for its holder
-	renewFrees bool          // or frees it
-	spares     bool          // a majority's release spares the servers that didn't reply
-	closeRaces bool          // two calls of Close at once may both close the client
-	waitStays  bool          // Close leaves the connections, and what is granted after it is renewed for good
-	tryStays   bool          // and an acquisition that fails those that did, unless another has the lock
-	closeStays bool          // a lease that is held when its client is closed leaves a goroutine
-	renewOnce  bool          // the renewals' script is loaded when the client opens
-	hangsAgain bool          // see hangs
-	backsOff   time.Duration // if not 0, a waiter doubles the pause between polls, up to this
+	releases func(ctx context.Context, l *lease, release func() error) error
+	acquires wrapping
+	tryCalls wrapping
+	opens    func(ctx context.Context, s *simple)
+	closes   func(s *simple)
+	renews   func(ctx context.Context, l *lease, renew func() error) error        // by hand
+	observes func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
+	deafened atomic.Bool
+	leases   sync.Map // that are renewed, by key
+	room     int32    // if not 0, how many leases are renewed
+	renewed  atomic.Int32
+	script   *redis.Script // of renewals
+	backsOff time.Duration // if not 0, a waiter doubles the pause between polls, up to this
 
 	ahead    *atomic.Int64
 	released atomic.Int32
@@ -181,49 +79,19 @@ type simple struct {
 	close    sync.Once
 }
 
+// is reports whether s has one of the defects.
+func (s *simple) is(one ...string) bool {
+	return slices.ContainsFunc(one, func(defect string) bool { return slices.Contains(s.defects, defect) })
+}
+
+// has sets defects. A lock that renews its leases has "renews", too.
+func has(defects ...string) func(*simple) {
+	return func(s *simple) { s.defects = append(s.defects, defects...) }
+}
+
 type (
 	asking   = func(ctx context.Context) (scenarios.Lease, error)
 	wrapping = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error)
-)
-
-// renewal is a defect of a renewing lock.
-type renewal int
-
-const (
-	renewNever renewal = iota
-	renewRight
-	renewBlindly    // whoever holds it
-	renewOverwrites // whoever holds it, and replaces the owner
-	renewSeconds    // takes the TTL's seconds as milliseconds
-	renewLate       // counted from its reply
-	renewAsks
-	renewRegardless // also when the server says that there is no lease
-	renewToRelease  // until its client releases any lease
-	renewPretends   // as renewToRelease, and the holder isn't told
-	renewForEver    // also when the lease is over and the client closed
-	renewTied
-	renewNothing
-	renewVersion // changes the value, which the release doesn't know
-	renewUntold  // the holder of a renewed lease isn't told that it is lost
-	renewToTry
-	renewToRefusal // until a connection is refused, and the holder isn't told
-	renewFragile
-	renewToLoss // until its client loses a lease
-	renewTwice
-	renewAlive      // while the server has its data, whoever holds it
-	renewUpserts    // once more after the release, and even if nobody holds it
-	renewUnreleased // until a release has succeeded
-	renewKeyOnce    // but no key of which the client has lost a lease
-	renewInTurn     // one lease of a client after the other
-	renewDespite    // though the holder has been told that the lease is lost, and then it isn't released
-	renewStays      // and a renewal that is under way at the release leaves a goroutine
-	renewVersions   // as renewVersion, and the release knows those that were replied to
-	renewGroup      // until one of the leases that its client has at the same time is lost
-	renewThrice     // until three have failed
-	renewUnclosed   // but when the client is closed the holder isn't told
-	renewToError    // of a server
-	renewSilently   // likewise, and the holder isn't told
-	renewHopes      // an error of a server counts as a success
 )
 
 type lease struct {
@@ -243,24 +111,6 @@ type lease struct {
 	timer    *time.Timer // calls cancel, unless the lock renews its leases
 }
 
-// byHand is a defect of renewals by hand.
-type byHand int
-
-const (
-	handRight   byHand = iota
-	handBlindly        // prolongs any lease
-	handTakes
-	handShort
-	handLate
-	handNothing
-	handAsks
-	handOwn // any lease of its client
-	handCapped
-	handWhole // whole seconds
-	handOnce  // the second renewal does nothing
-	handFails // and returns an error
-)
-
 // millis rounds up: a lease must not end early.
 func millis(d time.Duration) int64 { return (d + time.Millisecond - 1).Milliseconds() }
 
@@ -272,33 +122,32 @@ func (l *lease) Renew(ctx context.Context) error {
 }
 
 func (l *lease) renewNow(ctx context.Context) (err error) {
-	if l.s.busy {
+	if l.s.is("a renewal keeps the release") {
 		defer keeps(ctx, l.renewing, &err)()
 	}
 	start, ttl, script := time.Now(), millis(l.s.ttl), renew
-	switch l.s.byHand {
-	case handRight, handLate:
-	case handBlindly:
+	switch {
+	case l.s.is("renewed by hand, blindly"):
 		script = extend
-	case handTakes:
+	case l.s.is("renewed by hand, and taken"):
 		script = upsert
-	case handShort:
+	case l.s.is("renewed by hand for half"):
 		ttl /= 2
-	case handOwn:
+	case l.s.is("renewed by hand for its client"):
 		script = ofOwner
-	case handCapped:
+	case l.s.is("renewed by hand by a default"):
 		ttl = min(ttl, 8000)
-	case handWhole:
+	case l.s.is("renewed by hand in whole seconds"):
 		ttl = l.s.ttl.Truncate(time.Second).Milliseconds()
-	case handNothing:
+	case l.s.is("renewed by hand for nothing"):
 		return nil
-	case handOnce, handFails:
-		if l.hands.Add(1) > 1 && l.s.byHand == handOnce {
+	case l.s.is("renewed by hand once"), l.s.is("renewed by hand, then refused"):
+		if l.hands.Add(1) > 1 && l.s.is("renewed by hand once") {
 			return nil
 		} else if l.hands.Load() > 1 {
 			return dlock.ErrLost
 		}
-	case handAsks:
+	case l.s.is("renewed by hand, asking first"):
 		if has, err := l.s.redis.Get(ctx, l.key).Result(); has != l.value {
 			return errors.Join(err, dlock.ErrLost)
 		}
@@ -308,13 +157,13 @@ func (l *lease) renewNow(ctx context.Context) (err error) {
 	if err == nil && n == 0 {
 		err = dlock.ErrLost
 	}
-	if l.s.byHand == handLate {
+	if l.s.is("renewed by hand late") {
 		start = time.Now()
 	}
-	if l.s.renewFrees && isTimeout(err) {
+	if l.s.is("a renewal that fails frees") && isTimeout(err) {
 		go l.s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return release.Run(ctx, l.s.redis, []string{l.key}, l.value).Err() })
 	}
-	if until := start.Add(l.s.ttl); (err == nil || l.s.hopes && !errors.Is(err, dlock.ErrLost)) && (l.timer == nil || l.timer.Stop()) {
+	if until := start.Add(l.s.ttl); (err == nil || l.s.is("a renewal that fails counts") && !errors.Is(err, dlock.ErrLost)) && (l.timer == nil || l.timer.Stop()) {
 		l.until.Store(&until)
 		l.renewed.Store(true)
 		if l.timer != nil {
@@ -354,14 +203,14 @@ func open(set func(*simple)) scenarios.Open {
 	return func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		l := &simple{ttl: s.TTL, owner: uuid.NewString(), calls: make(chan struct{}, 1), closed: make(chan struct{})}
 		switch set(l); {
-		case l.pooled:
+		case l.is("waiters take all connections"):
 			l.calls = make(chan struct{}, 10)
-		case l.tryKeeps:
+		case l.is("failed tries keep connections"):
 			l.calls = make(chan struct{}, 20)
-		case l.mixes:
+		case l.is("takes a late reply for its"):
 			l.replies = make(chan reply, 1000)
 		}
-		if l.majority && len(s.Addrs) > 1 {
+		if l.is("a majority") && len(s.Addrs) > 1 {
 			return openMajority(ctx, s, set, l)
 		}
 		o := &redis.Options{
@@ -374,7 +223,7 @@ func open(set func(*simple)) scenarios.Open {
 			l.ahead, dial = &w.ahead, w.dial
 		}
 		o.Dialer = dial
-		if l.anyServer {
+		if l.is("any server") {
 			o.Dialer = func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
 				for _, addr := range s.Addrs {
 					if conn, err = dial(ctx, "tcp", addr); err == nil {
@@ -388,23 +237,23 @@ func open(set func(*simple)) scenarios.Open {
 		if l.opens != nil {
 			l.opens(ctx, l)
 		}
-		if l.leaksClosed {
+		if l.is("a closed client's goroutine") {
 			go func() {
 				<-l.closed
 				time.Sleep(50 * time.Second)
 			}()
 		}
-		if l.renewal == renewAlive {
+		if l.is("renews what somebody deleted") {
 			l.redis.SetNX(ctx, "data", l.owner, 0)
 			l.data = l.redis.Get(ctx, "data").Val()
 		}
-		if l.loadedOnce {
+		if l.is("loads a script once") {
 			release.Load(ctx, l.redis)
 		}
-		if l.renewOnce {
+		if l.is("loads the renewals' script once") {
 			renew.Load(ctx, l.redis)
 		}
-		if l.deaf || l.deafClose || l.onlyDeadline { // nothing else ends a call
+		if l.is("deaf", "deaf Close", "calls end at deadlines") { // nothing else ends a call
 			l.redis.Options().ReadTimeout = -1
 		}
 		return l, nil
@@ -412,14 +261,14 @@ func open(set func(*simple)) scenarios.Open {
 }
 
 func (s *simple) call(ctx context.Context) context.Context {
-	if s.deaf {
+	if s.is("deaf") {
 		return context.WithoutCancel(ctx)
 	}
 	return ctx
 }
 
 func (s *simple) turn(ctx context.Context) (end func(), err error) {
-	if !s.oneCall && !s.pooled && !s.tryKeeps && !s.mixes {
+	if !s.is("a client's calls queue", "waiters take all connections", "failed tries keep connections", "takes a late reply for its") {
 		return func() {}, nil
 	}
 	select {
@@ -439,7 +288,7 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		return nil, err
 	}
 	l, err := s.try(ctx, key)
-	if !s.tryKeeps || !errors.Is(err, dlock.ErrHeld) {
+	if !s.is("failed tries keep connections") || !errors.Is(err, dlock.ErrHeld) {
 		end()
 	}
 	switch {
@@ -447,31 +296,31 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		return l, nil
 	case errors.Is(err, dlock.ErrHeld) && int(s.tries.Add(1)) <= s.tryWaits:
 		time.Sleep(5 * time.Second)
-	case s.saysHeld && isRefused(err):
+	case s.is("a refused try says held") && isRefused(err):
 		return nil, dlock.ErrHeld
 	case !errors.Is(err, dlock.ErrHeld):
-		if s.claims {
+		if s.is("takes a lock for its own") {
 			s.latest.Store(key, true)
 		}
-		if s.tryDeletes {
+		if s.is("a try deletes") {
 			go s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return s.redis.Del(ctx, key).Err() })
 		}
-		if s.cleansUp {
+		if s.is("a try that is undone late") {
 			go s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return release.Run(ctx, s.redis, []string{key}, s.owner).Err() })
 		}
 		return l, err
 	}
-	if _, failed := s.latest.LoadAndDelete(key); failed && s.claims {
+	if _, failed := s.latest.LoadAndDelete(key); failed && s.is("takes a lock for its own") {
 		return s.granted(ctx, key), nil
 	}
 	s.tried.Store(key)
-	if s.tryTakes {
+	if s.is("a try takes the lock") {
 		s.redis.SetXX(ctx, key, s.owner, redis.KeepTTL)
 	}
-	if s.tryConnects {
+	if s.is("a failed try leaves a connection") {
 		s.redis.Conn().Ping(ctx)
 	}
-	if s.tryExtends && s.redis.PTTL(ctx, key).Val() < min(s.ttl, time.Second) {
+	if s.is("a try prolongs the lease") && s.redis.PTTL(ctx, key).Val() < min(s.ttl, time.Second) {
 		s.redis.PExpire(ctx, key, min(s.ttl, time.Second))
 	}
 	return l, err
@@ -500,23 +349,23 @@ func (s *simple) insist(ctx context.Context, f func(ctx context.Context) error) 
 }
 
 func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err error) {
-	if s.leaks || s.keeps && s.kept.Add(1) <= 80 {
+	if s.is("leaves goroutines") || s.is("keeps goroutines") && s.kept.Add(1) <= 80 {
 		go func() { <-s.closed }()
 	}
-	if s.alone {
+	if s.is("acquisitions take turns") {
 		defer keeps(ctx, s.calls, &err)()
 	}
 	value, ttl, start := uuid.NewString(), s.ttl, time.Now()
 	if given, ok := ctx.Value(valueKey{}).(string); ok {
 		value = given
 	}
-	if s.oneOwner || s.releaseOnce || s.sendsOnce || s.reentrant || s.cleansUp {
+	if s.is("one owner", "released again after a lost reply", "released late, by one owner", "reentrant", "a try that is undone late") {
 		value = s.owner
 	}
-	if s.byHand == handOwn {
+	if s.is("renewed by hand for its client") {
 		value = s.owner + value
 	}
-	if s.capped {
+	if s.is("at most eight seconds") {
 		ttl = min(ttl, 8*time.Second)
 	}
 	if s.hash != nil {
@@ -525,66 +374,66 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 	if s.takes != nil {
 		key = s.takes(key)
 	}
-	if s.short {
+	if s.is("TTLs of 32 bits") {
 		ttl = time.Duration(uint32(ttl.Milliseconds())) * time.Millisecond //nolint:gosec // the defect
 	}
-	if s.tokenOwner {
+	if s.is("the token is the owner") {
 		value = ""
 	}
-	if s.shortForEver && s.ttl < time.Millisecond {
+	if s.is("microseconds are for ever") && s.ttl < time.Millisecond {
 		ttl = time.Hour
 	}
-	if s.absolute {
+	if s.is("absolute time") {
 		ttl -= time.Duration(s.ahead.Load())
 	}
-	if s.sweeps {
+	if s.is("sweeps, then sets") {
 		if end, err := s.redis.Get(ctx, key+":end").Int64(); err == nil && time.Now().UnixNano() > end {
 			s.redis.Del(ctx, key)
 		}
 		ttl = time.Hour
 	}
-	if s.session {
+	if s.is("ends with sessions") {
 		if n, err := s.redis.PubSubNumSub(ctx, key+":holder").Result(); err != nil || n[key+":holder"] == 0 && s.redis.Del(ctx, key).Err() != nil {
 			return nil, errors.New("out of order")
 		}
 	}
-	if s.seconds && ttl > time.Second {
+	if s.is("whole seconds") && ttl > time.Second {
 		ttl = ttl.Truncate(time.Second)
 	}
-	if s.nearest && ttl > time.Second+time.Millisecond { // less makes no difference but in virtual time
+	if s.is("the nearest second") && ttl > time.Second+time.Millisecond { // less makes no difference but in virtual time
 		ttl = ttl.Round(time.Second)
 	}
-	if s.patternHeld {
+	if s.is("prefixes are held") {
 		for i := 1; i < len(key); i++ {
 			if n, err := s.redis.Exists(ctx, key[:i]).Result(); n > 0 || err != nil {
 				return nil, errors.Join(dlock.ErrHeld, err)
 			}
 		}
 	}
-	if s.mutexes {
+	if s.is("locks itself out") {
 		if _, locked := s.mutex.LoadOrStore(key, true); locked {
 			return nil, dlock.ErrHeld
 		}
 	}
-	if s.claimsTwice {
+	if s.is("two messages") {
 		if ok, err := s.redis.SetNX(ctx, key+":claim", value, 0).Result(); !ok || err != nil {
 			return nil, errors.Join(dlock.ErrHeld, err)
 		}
 		defer s.redis.Del(ctx, key+":claim")
 	}
 	first, waited := ctx.Value(tokenKey{}).(uint64)
-	if s.tokenFirst && !waited {
+	if s.is("a token before the wait") && !waited {
 		first = s.mint(ctx, key)
 	}
 	last, ahead := "", ""
-	if s.tokenByOwner {
+	if s.is("a token for each client") {
 		last = s.owner
 	}
-	if s.clockToken {
+	if s.is("time as the token") {
 		ahead = fmt.Sprint(time.Duration(s.ahead.Load()).Microseconds())
 	}
 	ms := millis(ttl)
-	if s.records {
+	if s.is("remembers its records") {
 		if _, created := s.recorded.LoadOrStore(key, true); !created {
 			if s.redis.SetNX(ctx, key+":record", 1, 0).Err() != nil {
 				s.recorded.Delete(key)
@@ -595,22 +444,23 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 		}
 	}
 	call := func(ctx context.Context) (uint64, error) {
-		return acquire.Run(ctx, s.redis, []string{key}, value, ms, s.reentrant, s.tokenAfter, last, ahead, cmp.Or(s.counter, ":number")).Uint64()
+		return acquire.Run(ctx, s.redis, []string{key},
+			value, ms, s.is("reentrant"), s.is("a token after the grant"), last, ahead, cmp.Or(s.counter, ":number")).Uint64()
 	}
-	if s.mixes {
+	if s.is("takes a late reply for its") {
 		call = s.mixed(call)
 	}
 	fence, err := call(s.call(ctx))
-	if again := s.repeats || s.counts; again && err != nil && !isTimeout(err) && ctx.Err() == nil {
-		if s.repeats {
+	if again := s.is("repeats as another", "repeats, and counts"); again && err != nil && !isTimeout(err) && ctx.Err() == nil {
+		if s.is("repeats as another") {
 			value = uuid.NewString()
 		}
-		fence, err = acquire.Run(ctx, s.redis, []string{key}, value, ms, s.counts, s.tokenAfter, last, ahead, ":number").Uint64()
-		if s.counts && err == nil {
+		fence, err = acquire.Run(ctx, s.redis, []string{key}, value, ms, s.is("repeats, and counts"), false, last, ahead, ":number").Uint64()
+		if s.is("repeats, and counts") && err == nil {
 			err = s.redis.Incr(ctx, key+":holds").Err()
 		}
 	}
-	if err != nil && s.failsOpen {
+	if err != nil && s.is("grants without a reply") {
 		fence, err = 1, nil
 	}
 	if err != nil {
@@ -621,98 +471,98 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 			return nil, err
 		}
 	}
-	if s.tokenAfter && fence > 0 {
+	if s.is("a token after the grant") && fence > 0 {
 		if fence, err = s.redis.Incr(ctx, key+":number").Uint64(); err != nil {
 			return nil, err
 		}
 	}
-	if s.tokenRead && fence > 0 {
+	if s.is("a token read after the grant") && fence > 0 {
 		if fence, err = s.redis.Get(ctx, key+":number").Uint64(); err != nil {
 			return nil, err
 		}
 	}
-	if fence == 0 && !s.everybody {
+	if fence == 0 && !s.is("granted to all") {
 		s.mutex.Delete(key)
-		if s.opaque {
+		if s.is("an opaque error") {
 			return nil, errors.New("try again")
 		}
 		return nil, dlock.ErrHeld
 	}
-	if s.tokenOwner {
+	if s.is("the token is the owner") {
 		value = fmt.Sprint(fence)
 	}
-	if s.sweeps {
+	if s.is("sweeps, then sets") {
 		s.redis.Set(ctx, key+":end", start.Add(s.ttl).UnixNano(), 0)
 	}
-	if s.tokenFirst {
+	if s.is("a token before the wait") {
 		fence = first
 	}
-	if s.tokenEnds {
+	if s.is("a token that is forgotten") {
 		s.redis.PExpire(ctx, key+":number", 2*ttl)
 	}
-	if s.session {
+	if s.is("ends with sessions") {
 		sub := s.redis.Subscribe(ctx, key+":holder")
 		if _, err := sub.Receive(ctx); err != nil {
 			return nil, err
 		}
 		s.sessions = append(s.sessions, sub)
 	}
-	if s.shortForEver && s.ttl < time.Millisecond {
+	if s.is("microseconds are for ever") && s.ttl < time.Millisecond {
 		return nil, errors.New("granted too late")
 	}
-	if s.noTTL {
+	if s.is("no TTL") {
 		if err := s.redis.Persist(ctx, key).Err(); err != nil {
 			return nil, err
 		}
 	}
-	if s.lateDeletes && time.Since(start) >= s.ttl {
+	if s.is("a late grant deletes") && time.Since(start) >= s.ttl {
 		s.redis.Del(context.WithoutCancel(ctx), key)
 		s.redis.Del(context.WithoutCancel(ctx), key)
 		return nil, errors.New("granted too late")
 	}
-	if s.lateUntil || s.lateWaited && ctx.Value(waitedKey{}) != nil {
+	if s.is("late until") || s.is("late until, if it waited") && ctx.Value(waitedKey{}) != nil {
 		start = time.Now()
 	}
-	if began, ok := ctx.Value(waitedKey{}).(time.Time); ok && s.fromWait {
+	if began, ok := ctx.Value(waitedKey{}).(time.Time); ok && s.is("counted from a wait by its holder") {
 		start = began
 	}
-	if s.callTime {
+	if s.is("its own time as the token") {
 		fence = uint64(start.UnixNano()) //nolint:gosec // positive
 	}
-	if s.randomTokens {
+	if s.is("random tokens") {
 		fence = 1 + uint64(time.Now().UnixNano()%1000)
 	}
 	l := &lease{s: s, key: key, value: value, fence: s.epoch + max(fence, 1), renewing: make(chan struct{}, 1)}
-	if s.single {
+	if s.is("one for each client") {
 		if before := s.only.Swap(l); before != nil {
 			release.Run(ctx, s.redis, []string{before.key}, before.value)
 		}
 	}
-	if s.bucketed {
+	if s.is("released with its last") {
 		s.holds[crc32.ChecksumIEEE([]byte(key))%256].Add(1)
 	}
 	until := start.Add(s.ttl)
 	l.until.Store(&until)
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	if s.renewal == renewNever {
+	if !s.is("renews") {
 		l.timer = time.AfterFunc(time.Until(until), l.cancel)
 	} else {
-		if s.renewal != renewTied {
+		if !s.is("renewed until it ends") {
 			ctx = context.WithoutCancel(ctx)
 		}
-		if !s.restless || time.Now().UnixNano()-s.lastRelease.Load() > int64(400*time.Millisecond) {
+		if !s.is("renewals that don't restart") || time.Now().UnixNano()-s.lastRelease.Load() > int64(400*time.Millisecond) {
 			go l.renew(ctx)
 		} else {
 			time.AfterFunc(time.Until(until), l.cancel)
 		}
 	}
-	if s.tied {
+	if s.is("ends with the acquisition") {
 		l.ctx, l.cancel = context.WithDeadline(ctx, until)
 	}
-	if s.neverEnds {
+	if s.is("never ends") {
 		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	}
-	if s.timers {
+	if s.is("a timer that isn't stopped") {
 		s.latest.Store(key, value)
 		time.AfterFunc(s.ttl, func() {
 			if value, _ := s.latest.Load(key); l.ctx.Err() != nil {
@@ -720,7 +570,7 @@ func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err er
 			}
 		})
 	}
-	if s.deafClose || s.closeFrees || s.waitCloses || s.releases != nil || s.renewal == renewForEver {
+	if s.is("deaf Close", "Close frees", "a wait ends a session") || s.releases != nil || s.is("renews when closed") {
 		s.heldMu.Lock()
 		s.held = append(s.held, l)
 		s.heldMu.Unlock()
@@ -754,7 +604,7 @@ func (s *simple) chat(ctx context.Context, key string) error {
 			return err
 		}
 	}
-	if !s.ttlAgain {
+	if !s.is("seventeen messages") {
 		return nil
 	}
 	return errors.Join(s.redis.Persist(ctx, key).Err(), s.redis.PExpire(ctx, key, s.ttl).Err())
@@ -777,7 +627,7 @@ func (l *lease) renew(ctx context.Context) {
 			if l.ctx.Err() == nil {
 				l.s.losses.Add(1)
 				l.s.lostKeys.Store(l.key, true)
-				if l.s.lostStays {
+				if l.s.is("a lost lease leaves a goroutine") {
 					defer func() { <-l.s.closed }()
 				}
 			}
@@ -789,55 +639,53 @@ func (l *lease) renew(ctx context.Context) {
 	number := l.s.renewed.Add(1)
 	defer l.s.renewed.Add(-1)
 	script := renew
-	if l.s.renewal == renewUpserts {
+	if l.s.is("renewed after its release") {
 		script = upsert
 	}
-	orphan := l.s.waitStays && isClosed(l.s.closed)
-	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewDespite || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(*l.until.Load()); {
+	orphan := l.s.is("granted when it is closed") && isClosed(l.s.closed)
+	forEver := l.s.is("renews when closed", "tells the holder, and renews")
+	for tries := 0; forEver || l.s.is("renewed after its release") && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(*l.until.Load()); {
 		tries++
 		closed := l.s.closed
-		if l.s.renewal == renewForEver || orphan {
+		if l.s.is("renews when closed") || orphan {
 			closed = nil
 		}
 		select {
 		case <-time.After(l.s.ttl / 10):
 		case <-closed:
-			if l.s.closeStays {
+			if l.s.is("a lease leaves one at Close") {
 				time.Sleep(50 * time.Second)
 			}
-			untold = untold || l.s.renewal == renewUnclosed
+			untold = untold || l.s.is("Close tells no holder")
 			return
 		}
-		if _, ok := l.s.leases.Load(l.key); l.s.perKey && !ok || l.s.room > 0 && number > l.s.room {
+		if _, ok := l.s.leases.Load(l.key); l.s.is("a release ends its key's") && !ok || l.s.room > 0 && number > l.s.room {
 			continue
 		}
 		released := l.s.released.Load() != releases
-		if released && l.s.renewal == renewToRelease {
+		if released && l.s.is("a watchdog for all leases") {
 			return
 		}
-		if l.s.renewal == renewToTry && l.s.tried.Load() == l.key {
+		if l.s.is("a try ends renewals") && l.s.tried.Load() == l.key {
 			return
 		}
-		if tries%3 != 0 || ctx.Err() != nil || l.idle.Load() || l.s.renewal == renewNothing || l.s.renewal == renewTwice && tries > 6 ||
-			l.s.renewal == renewToLoss && l.s.losses.Load() > 0 || l.s.renewal == renewGroup && l.s.losses.Load() != losses {
+		if tries%3 != 0 || ctx.Err() != nil || l.idle.Load() || l.s.is("renews nothing") || l.s.is("renewed twice, and no more") && tries > 6 ||
+			l.s.is("renewed until one is lost") && l.s.losses.Load() > 0 || l.s.is("renewed until another is lost") && l.s.losses.Load() != losses {
 			continue
 		}
-		if _, lost := l.s.lostKeys.Load(l.key); lost && l.s.renewal == renewKeyOnce {
+		if _, lost := l.s.lostKeys.Load(l.key); lost && l.s.is("renews no key twice") {
 			continue
 		}
 		start, ttl := time.Now(), millis(l.s.ttl)
 		short, cancel := context.WithDeadline(ctx, *l.until.Load())
-		if l.s.renewal == renewForEver {
-			short = ctx
-		}
-		if l.s.renewal == renewDespite {
+		if forEver {
 			short = ctx
 		}
 		var err error
-		if l.s.renewal == renewInTurn {
+		if l.s.is("renews one after the other") {
 			l.s.calls <- struct{}{}
 		}
-		if l.s.pooled {
+		if l.s.is("waiters take all connections") {
 			end, err := l.s.turn(short)
 			if err != nil {
 				cancel()
@@ -845,16 +693,16 @@ func (l *lease) renew(ctx context.Context) {
 			}
 			end()
 		}
-		switch l.s.renewal {
-		case renewBlindly:
+		switch {
+		case l.s.is("renews blindly"):
 			err = l.s.redis.PExpire(short, l.key, l.s.ttl).Err()
-		case renewAlive:
+		case l.s.is("renews what somebody deleted"):
 			if data, _ := l.s.redis.Get(short, "data").Result(); data != l.s.data {
 				err = errors.New("the server has lost its data")
 				break
 			}
 			err = script.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Err()
-		case renewAsks:
+		case l.s.is("renews what it had"):
 			var has string
 			if has, err = l.s.redis.Get(ctx, l.key).Result(); has != l.value {
 				err = errors.Join(err, dlock.ErrLost)
@@ -862,62 +710,64 @@ func (l *lease) renew(ctx context.Context) {
 			}
 			short = ctx
 			fallthrough
-		case renewVersion:
+		case l.s.is("renewed, and not released"):
 			err = l.s.redis.SetXX(short, l.key, l.value+"+", l.s.ttl).Err()
-		case renewVersions:
+		case l.s.is("released while it is renewed"):
 			var n int
 			if n, err = another.Run(short, l.s.redis, []string{l.key}, l.version(), ttl).Int(); err == nil && n == 0 {
 				err = dlock.ErrLost
 			} else if err == nil {
 				l.renews.Add(1)
 			}
-		case renewOverwrites:
+		case l.s.is("renews and takes"):
 			err = l.s.redis.Set(short, l.key, l.value, l.s.ttl).Err()
-		case renewSeconds:
+		case l.s.is("renews in seconds"):
 			ttl /= 1000
 			fallthrough
 		default:
-			if released && l.s.renewal == renewPretends {
+			if released && l.s.is("stops, and says nothing") {
 				break
 			}
 			var n int
-			if n, err = l.s.runs(script)(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 && l.s.renewal != renewRegardless {
+			n, err = l.s.runs(script)(short, l.s.redis, []string{l.key}, l.value, ttl).Int()
+			if err == nil && n == 0 && !l.s.is("renews what the server forgot") {
 				err = dlock.ErrLost
 			}
 		}
 		cancel()
-		if l.s.renewal == renewInTurn {
+		if l.s.is("renews one after the other") {
 			<-l.s.calls
 		}
-		if l.s.renewal == renewStays && l.s.released.Load() != releases && l.ctx.Err() != nil {
+		if l.s.is("renewed while it is released") && l.s.released.Load() != releases && l.ctx.Err() != nil {
 			<-l.s.closed
 		}
-		if refused = err != nil && l.s.renewal == renewToRefusal && !errors.Is(err, dlock.ErrLost) && !isTimeout(err); refused {
+		if refused = err != nil && l.s.is("stops when it is refused") && !errors.Is(err, dlock.ErrLost) && !isTimeout(err); refused {
 			return
 		}
-		if isServers(err) && l.s.renewal == renewSilently {
+		if isServers(err) && l.s.is("stops silently at an error") {
 			untold = true
 			return
 		}
-		if isServers(err) && l.s.renewal == renewHopes {
+		if isServers(err) && l.s.is("an error renews") {
 			err = nil
 		}
-		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver || isServers(err) && l.s.renewal == renewToError {
+		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.is("renews when closed") ||
+			isServers(err) && l.s.is("renewed until an error") {
 			return
 		}
-		if err != nil && l.s.renewal == renewDespite {
+		if err != nil && l.s.is("tells the holder, and renews") {
 			l.cancel()
 		}
 		if err != nil {
 			failed++
 		}
-		if failed > 0 && l.s.renewal == renewFragile || failed > 2 && l.s.renewal == renewThrice {
+		if failed > 0 && l.s.is("renewed until one fails") || failed > 2 && l.s.is("renewed until three have failed") {
 			return
 		}
-		if l.s.renewal == renewLate {
+		if l.s.is("renewed late") {
 			start = time.Now()
 		}
-		untold = untold || err == nil && l.s.renewal == renewUntold
+		untold = untold || err == nil && l.s.is("untold after renewals")
 		if until := start.Add(l.s.ttl); err == nil && until.After(*l.until.Load()) {
 			l.until.Store(&until)
 			l.renewed.Store(true)
@@ -926,7 +776,7 @@ func (l *lease) renew(ctx context.Context) {
 }
 
 func (s *simple) runs(script *redis.Script) func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd {
-	if s.renewOnce {
+	if s.is("loads the renewals' script once") {
 		return script.EvalSha
 	}
 	if s.script != nil {
@@ -988,7 +838,7 @@ func forgets() func(ctx context.Context, l *lease, release func() error) error {
 
 // hangs has a release wait for a goroutine that has ended: with the lease, or with an earlier release.
 func hangs(_ context.Context, l *lease, release func() error) error {
-	if l.ctx.Err() != nil && l.freed.Load() == l.s.hangsAgain {
+	if l.ctx.Err() != nil && l.freed.Load() == l.s.is("a repeated release hangs") {
 		<-l.s.closed
 	}
 	return release()
@@ -1026,41 +876,55 @@ func abandons(ctx context.Context, s *simple, _ string, try asking) (scenarios.L
 	}
 }
 
-func leavesWaiter(ctx context.Context, s *simple, _ string, acquire asking) (scenarios.Lease, error) {
-	began := time.Now()
-	l, err := acquire(ctx)
-	if err == nil && time.Since(began) > time.Millisecond {
-		go func() { <-s.closed }()
+// answer is what an acquisition has returned, and after how long.
+type answer struct {
+	ctx  context.Context //nolint:containedctx // the acquisition's
+	s    *simple
+	key  string
+	l    *lease
+	err  error
+	took time.Duration
+}
+
+// then has an acquisition do more at its end; it may change the answer.
+func then(f func(a *answer)) wrapping {
+	return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
+		began := time.Now()
+		l, err := ask(ctx)
+		a := &answer{ctx: ctx, s: s, key: key, err: err, took: time.Since(began)}
+		a.l, _ = l.(*lease)
+		if f(a); a.err != nil {
+			return nil, a.err
+		}
+		return a.l, nil
 	}
-	return l, err
+}
+
+func leavesWaiter(a *answer) {
+	if a.err == nil && a.took > time.Millisecond {
+		go func() { <-a.s.closed }()
+	}
 }
 
 // believes takes an error that ends a wait for a grant.
-func believes(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
-	began := time.Now()
-	l, err := acquire(ctx)
-	if err != nil && !isTimeout(err) && ctx.Err() == nil && time.Since(began) > time.Millisecond {
-		return s.granted(ctx, key), nil
+func believes(a *answer) {
+	if a.err != nil && !isTimeout(a.err) && a.ctx.Err() == nil && a.took > time.Millisecond {
+		a.l, a.err = a.s.granted(a.ctx, a.key), nil
 	}
-	return l, err
 }
 
-func hurries(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
-	l, err := acquire(ctx)
-	if end, ok := ctx.Deadline(); err == nil && ok && time.Until(end) < s.ttl {
-		s.redis.PExpire(ctx, key, time.Until(end))
+func hurries(a *answer) {
+	if end, ok := a.ctx.Deadline(); a.err == nil && ok && time.Until(end) < a.s.ttl {
+		a.s.redis.PExpire(a.ctx, a.key, time.Until(end))
 	}
-	return l, err
 }
 
 func grantsOn(is func(error) bool) wrapping {
-	return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-		l, err := ask(ctx)
-		if is(err) {
-			return s.granted(ctx, key), nil
+	return then(func(a *answer) {
+		if is(a.err) {
+			a.l, a.err = a.s.granted(a.ctx, a.key), nil
 		}
-		return l, err
-	}
+	})
 }
 
 func isRefused(err error) bool { return err != nil && strings.Contains(err.Error(), "refused") }
@@ -1091,19 +955,19 @@ func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 }
 
 func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, err error) {
-	if s.queue || s.forgets {
+	if s.is("a queue of the dead", "a queue that forgets") {
 		return s.line(ctx, key)
 	}
 	end, err := s.turn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if s.tryKeeps {
+	if s.is("failed tries keep connections") {
 		end()
 	} else {
 		defer end()
 	}
-	if s.own {
+	if s.is("waits for its own lock") {
 		own, _ := s.mutex.LoadOrStore(key, make(chan struct{}, 1))
 		select {
 		case own.(chan struct{}) <- struct{}{}:
@@ -1121,22 +985,22 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 		if ctx.Err() == nil {
 			return
 		}
-		if s.leavesAll {
+		if s.is("a waiter leaves with others") {
 			s.left.Store(key, time.Now())
 		}
-		if s.waitCloses {
+		if s.is("a wait ends a session") {
 			for _, l := range s.allHeld() {
 				release.Run(context.WithoutCancel(ctx), s.redis, []string{l.key}, l.value)
 			}
 		}
 	}()
-	if s.tokenFirst {
+	if s.is("a token before the wait") {
 		ctx = context.WithValue(ctx, tokenKey{}, s.mint(ctx, key))
 	}
 	ctx = context.WithValue(ctx, waitedKey{}, began)
 	var takes func() bool
 	for {
-		if s.getThenSet {
+		if s.is("get, then set") {
 			if n, err := s.redis.Exists(ctx, key).Result(); n > 0 || err != nil {
 				time.Sleep(time.Millisecond)
 				continue
@@ -1147,18 +1011,18 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 			}
 		}
 		l, err := s.try(ctx, key)
-		if s.waitsOn && errors.Is(err, redis.ErrClosed) {
+		if s.is("waits on when it is closed") && errors.Is(err, redis.ErrClosed) {
 			time.Sleep(3 * patient)
 		}
-		if err == nil && s.dropsGrant && ctx.Err() != nil {
+		if err == nil && s.is("cancelled as it is granted") && ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if err == nil && s.queued {
+		if err == nil && s.is("counted from a wait") {
 			s.redis.PExpire(ctx, key, s.ttl-time.Since(began))
 		}
 		if !errors.Is(err, dlock.ErrHeld) {
 			if err != nil {
-				s.deafened.Store(s.deafens)
+				s.deafened.Store(s.is("waiters are deaf after errors"))
 			}
 			return l, err
 		}
@@ -1167,7 +1031,7 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 		}
 		again := cmp.Or(s.polls, 10*time.Millisecond)
 		var messages <-chan *redis.Message
-		if s.subscribed || s.asleep {
+		if s.is("waits for a message", "sleeps for ever") {
 			sub := s.redis.Subscribe(ctx, key+":free")
 			defer sub.Close() //nolint:errcheck // it is only read
 			messages = sub.Channel()
@@ -1175,7 +1039,7 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 				return nil, err
 			}
 		}
-		if s.asleep {
+		if s.is("sleeps for ever") {
 			again = time.Hour
 		}
 		if s.deafened.Load() {
@@ -1193,7 +1057,8 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 					takes, isHeld = nil, false
 					break
 				}
-				isHeld = messages == nil && !s.sweeps && !s.session && !s.reentrant && s.redis.Exists(ctx, key).Val() > 0 // faster than a script
+				isHeld = messages == nil && !s.is("sweeps, then sets", "ends with sessions", "reentrant") &&
+					s.redis.Exists(ctx, key).Val() > 0 // faster than a script
 				if s.backsOff > 0 {
 					again = min(2*again, s.backsOff)
 				}
@@ -1206,8 +1071,8 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 
 // line waits in a queue, and stays in it if the server doesn't reply.
 func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) {
-	me := uuid.NewString()
-	if s.forgets {
+	me, forgets := uuid.NewString(), s.is("a queue that forgets")
+	if forgets {
 		s.redis.Set(ctx, key+":"+me, 1, 4*time.Second)
 	}
 	if err := s.redis.RPush(ctx, key+":line", me).Err(); err != nil {
@@ -1219,19 +1084,18 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 		_ = s.redis.LRem(ctx, key+":line", 1, me).Err()
 	}()
 	for {
-		if first, err := s.redis.LIndex(ctx, key+":line", 0).Result(); err != nil && (!s.forgets || !errors.Is(err, redis.Nil)) {
+		if first, err := s.redis.LIndex(ctx, key+":line", 0).Result(); err != nil && (!forgets || !errors.Is(err, redis.Nil)) {
 			return nil, err
-		} else if s.forgets && first != me && first != "" && s.redis.Exists(ctx, key+":"+first).Val() == 0 && ctx.Err() == nil {
+		} else if forgets && first != me && first != "" && s.redis.Exists(ctx, key+":"+first).Val() == 0 && ctx.Err() == nil {
 			s.redis.LRem(ctx, key+":line", 1, first)
 		} else if first == me {
 			if l, err := s.try(ctx, key); !errors.Is(err, dlock.ErrHeld) {
 				return l, err
 			}
 		}
-		select {
-		case <-time.After(11 * time.Millisecond): // never when the servers lose their data: a try could follow an older check
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		// Never when the servers lose their data: a try could follow an older check.
+		if err := jitter.Sleep(ctx, 11*time.Millisecond); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -1244,7 +1108,7 @@ func (s *simple) allHeld() []*lease {
 
 func (s *simple) Close() error {
 	ends := s.close.Do
-	if s.closeRaces {
+	if s.is("two Closes at once panic") {
 		if isClosed(s.closed) {
 			return nil
 		}
@@ -1255,22 +1119,22 @@ func (s *simple) Close() error {
 	if s.closes != nil {
 		s.closes(s)
 	}
-	if s.waitStays {
+	if s.is("granted when it is closed") {
 		return nil
 	}
 	for _, sub := range s.sessions {
 		_ = sub.Close()
 	}
-	if s.deafClose || s.closeFrees {
+	if s.is("deaf Close", "Close frees") {
 		for _, l := range s.allHeld() {
-			if s.closeFrees {
+			if s.is("Close frees") {
 				release.Run(context.Background(), s.redis, []string{l.key}, l.value)
 			} else {
 				_ = l.Release(context.Background())
 			}
 		}
 	}
-	if s.renewal == renewForEver {
+	if s.is("renews when closed") {
 		for _, l := range s.allHeld() {
 			l.cancel()
 		}
@@ -1282,7 +1146,7 @@ func (s *simple) Close() error {
 func (l *lease) Fence() uint64      { return l.fence }
 func (l *lease) TTL() time.Duration { return l.s.ttl }
 func (l *lease) Until() time.Time {
-	if l.s.endless {
+	if l.s.is("no Until") {
 		return time.Time{}
 	}
 	return *l.until.Load()
@@ -1297,31 +1161,31 @@ func (l *lease) Release(ctx context.Context) error {
 }
 
 func (l *lease) release(ctx context.Context) (err error) {
-	if l.s.busy {
+	if l.s.is("a renewal keeps the release") {
 		defer keeps(ctx, l.renewing, &err)()
 	}
-	if l.s.perKey && !l.freed.Load() {
+	if l.s.is("a release ends its key's") && !l.freed.Load() {
 		l.s.leases.Delete(l.key)
 	}
-	if l.s.late && ctx.Err() != nil {
+	if l.s.is("releases too late") && ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if l.s.panics && l.freed.Load() {
+	if l.s.is("panics") && l.freed.Load() {
 		panic("close of closed channel")
 	}
-	if l.s.renewal == renewDespite && l.ctx.Err() != nil {
+	if l.s.is("tells the holder, and renews") && l.ctx.Err() != nil {
 		return dlock.ErrLost
 	}
-	if l.s.renewal != renewUnreleased {
+	if !l.s.is("renews after a failed release") {
 		l.cancel()
 	}
 	l.s.released.Add(1)
 	l.s.lastRelease.Store(time.Now().UnixNano())
-	if own, ok := l.s.mutex.Load(l.key); l.s.own && ok && !l.freed.Load() {
+	if own, ok := l.s.mutex.Load(l.key); l.s.is("waits for its own lock") && ok && !l.freed.Load() {
 		<-own.(chan struct{})
 		l.freed.Store(true)
 	}
-	if l.s.lost {
+	if l.s.is("Close forgets a release") {
 		go func() {
 			select {
 			case <-time.After(500 * time.Millisecond):
@@ -1331,44 +1195,45 @@ func (l *lease) release(ctx context.Context) (err error) {
 		}()
 		return nil
 	}
-	if l.s.noRelease || l.s.tires && l.s.redis.Incr(ctx, l.key+":releases").Val() == 20 && l.s.redis.Persist(ctx, l.key).Err() == nil {
+	if l.s.is("never releases") ||
+		l.s.is("tires") && l.s.redis.Incr(ctx, l.key+":releases").Val() == 20 && l.s.redis.Persist(ctx, l.key).Err() == nil {
 		return nil
 	}
-	if l.s.counts && l.s.redis.Decr(ctx, l.key+":holds").Val() >= 0 {
+	if l.s.is("repeats, and counts") && l.s.redis.Decr(ctx, l.key+":holds").Val() >= 0 {
 		return nil
 	}
-	if (l.s.releaseOnce || l.s.sendsOnce) && (l.freed.Load() || time.Now().After(l.Until())) {
+	if l.s.is("released again after a lost reply", "released late, by one owner") && (l.freed.Load() || time.Now().After(l.Until())) {
 		return dlock.ErrLost
 	}
-	if l.s.oneRelease && l.freed.Load() {
+	if l.s.is("releases once") && l.freed.Load() {
 		return nil
 	}
-	l.freed.Store(l.s.sendsOnce || l.s.oneRelease)
+	l.freed.Store(l.s.is("released late, by one owner", "releases once"))
 	l.s.mutex.Delete(l.key)
-	if l.s.subscribed || l.s.asleep {
+	if l.s.is("waits for a message", "sleeps for ever") {
 		defer l.s.redis.Publish(ctx, l.key+":free", 1)
 	}
-	if l.s.bucketed && !l.freed.Load() {
+	if l.s.is("released with its last") && !l.freed.Load() {
 		l.freed.Store(true)
 		if l.s.holds[crc32.ChecksumIEEE([]byte(l.key))%256].Add(-1) > 0 {
 			return nil
 		}
 	}
-	if l.s.asksFirst {
+	if l.s.is("a release asks first") {
 		if has, err := l.s.redis.Get(ctx, l.key).Result(); has != l.value {
 			return errors.Join(err, dlock.ErrLost)
 		}
 	}
-	if l.s.plainDelete || l.s.asksFirst {
+	if l.s.is("plain delete", "a release asks first") {
 		return l.s.redis.Del(ctx, l.key).Err()
 	}
 	run := release.Run
-	if l.s.loadedOnce {
+	if l.s.is("loads a script once") {
 		run = release.EvalSha
 	}
-	if l.s.stuck || l.s.stuckKey {
+	if l.s.is("releases keep a mutex", "releases keep a key's mutex") {
 		of := l.key
-		if l.s.stuck {
+		if l.s.is("releases keep a mutex") {
 			of = ""
 		}
 		own, _ := l.s.mutex.LoadOrStore("release "+of, make(chan struct{}, 1))
@@ -1392,7 +1257,7 @@ func (l *lease) release(ctx context.Context) (err error) {
 	if err == nil {
 		l.freed.Store(true)
 	}
-	if l.s.saysNothing {
+	if l.s.is("a release says nothing") {
 		return nil
 	}
 	if err == nil {
@@ -1408,34 +1273,25 @@ func (l *lease) release(ctx context.Context) (err error) {
 func registers(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
 	list, me := key+":list", uuid.NewString()
 	defer s.redis.SRem(context.WithoutCancel(ctx), list, me)
-	err := s.redis.SAdd(ctx, list, me).Err()
-	for err == nil {
-		var listed bool
-		if listed, err = s.redis.SIsMember(ctx, list, me).Result(); listed {
-			l, err := s.TryAcquire(ctx, key)
-			if !errors.Is(err, dlock.ErrHeld) {
-				return l, err
-			}
-		}
-		select {
-		case <-time.After(23 * time.Millisecond): // as in line
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	if err := s.redis.SAdd(ctx, list, me).Err(); err != nil {
+		return nil, err
 	}
-	return nil, err
+	return polls(func() (scenarios.Lease, error) {
+		listed, err := s.redis.SIsMember(ctx, list, me).Result()
+		if listed {
+			return s.TryAcquire(ctx, key)
+		}
+		return nil, cmp.Or(err, dlock.ErrHeld)
+	}, func() error { return jitter.Sleep(ctx, 23*time.Millisecond) }) // as in line
 }
 
 // misses has a waiter subscribe only after a refused try. It retries on a message or a reconnect.
 func misses(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
-	for {
-		l, err := s.TryAcquire(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return l, err
-		}
+	return polls(func() (scenarios.Lease, error) { return s.TryAcquire(ctx, key) }, func() error {
 		left := s.redis.PTTL(ctx, key).Val()
 		sub := s.redis.Subscribe(ctx, key+":free")
-		if _, err = sub.Receive(ctx); err == nil {
+		_, err := sub.Receive(ctx)
+		if err == nil {
 			select {
 			case <-sub.ChannelWithSubscriptions():
 			case <-time.After(left):
@@ -1443,7 +1299,18 @@ func misses(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lea
 				err = ctx.Err()
 			}
 		}
-		if err = errors.Join(err, sub.Close()); err != nil {
+		return errors.Join(err, sub.Close())
+	})
+}
+
+// polls tries, and pauses, while the lock is held.
+func polls(try func() (scenarios.Lease, error), pause func() error) (scenarios.Lease, error) {
+	for {
+		l, err := try()
+		if !errors.Is(err, dlock.ErrHeld) {
+			return l, err
+		}
+		if err := pause(); err != nil {
 			return nil, err
 		}
 	}
@@ -1456,11 +1323,8 @@ func wakesOnce(ctx context.Context, s *simple, key string, _ asking) (scenarios.
 	if _, err := sub.Receive(ctx); err != nil {
 		return nil, err
 	}
-	for messages := sub.ChannelWithSubscriptions(); ; {
-		l, err := s.TryAcquire(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return l, err
-		}
+	messages := sub.ChannelWithSubscriptions()
+	return polls(func() (scenarios.Lease, error) { return s.TryAcquire(ctx, key) }, func() error {
 		select {
 		case m := <-messages: // or it has connected again
 			if _, told := m.(*redis.Message); told {
@@ -1468,9 +1332,9 @@ func wakesOnce(ctx context.Context, s *simple, key string, _ asking) (scenarios.
 			}
 		case <-time.After(s.redis.PTTL(ctx, key).Val()):
 		case <-ctx.Done():
-			return nil, ctx.Err()
 		}
-	}
+		return ctx.Err()
+	})
 }
 
 var says = redis.NewScript(`
@@ -1491,29 +1355,25 @@ func tells(ctx context.Context, l *lease, _ func() error) error {
 // endsOthers has a waiter that is served end its client's other subscriptions; those waiters then wait for the lease to expire.
 func endsOthers(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
 	began, due := time.Now(), time.Time{}
-	for {
-		l, err := s.TryAcquire(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			if err == nil && !due.IsZero() {
-				s.left.Store(key, time.Now())
-			}
-			return l, err
-		}
+	l, err := polls(func() (scenarios.Lease, error) { return s.TryAcquire(ctx, key) }, func() error {
 		if due.IsZero() {
 			due = time.Now().Add(s.redis.PTTL(ctx, key).Val())
 		}
 		for isHeld := true; isHeld; {
-			select {
-			case <-time.After(10 * time.Millisecond):
-				isHeld = s.redis.Exists(ctx, key).Val() > 0
-				if left, ok := s.left.Load(key); ok && !left.(time.Time).Before(began) && time.Now().Before(due) {
-					isHeld = true
-				}
-			case <-ctx.Done():
-				return nil, ctx.Err()
+			if err := jitter.Sleep(ctx, 10*time.Millisecond); err != nil {
+				return err
+			}
+			isHeld = s.redis.Exists(ctx, key).Val() > 0
+			if left, ok := s.left.Load(key); ok && !left.(time.Time).Before(began) && time.Now().Before(due) {
+				isHeld = true
 			}
 		}
+		return nil
+	})
+	if err == nil && !due.IsZero() {
+		s.left.Store(key, time.Now())
 	}
+	return l, err
 }
 
 // asksOn has timers go on renewing a released lease, in vain.
@@ -1554,18 +1414,9 @@ func freesByError(_ context.Context, _ *lease, free func() error) error {
 	return nil
 }
 
-func saysLost(_ context.Context, _ *lease, free func() error) error {
-	if err := free(); err != nil {
-		return err
-	}
-	return dlock.ErrLost
-}
-
-func saysFailed(_ context.Context, _ *lease, free func() error) error {
-	if err := free(); err != nil {
-		return err
-	}
-	return errors.New("unexpected reply")
+// answers has a release that succeeds return err.
+func answers(err error) func(ctx context.Context, l *lease, free func() error) error {
+	return func(_ context.Context, _ *lease, free func() error) error { return cmp.Or(free(), err) }
 }
 
 // saysLostRenewed says so of leases that have been renewed.
@@ -1580,13 +1431,11 @@ func saysLostRenewed(_ context.Context, l *lease, free func() error) error {
 func releasesLast(s *simple, err error) {
 	var got atomic.Int64
 	var numbers sync.Map
-	s.acquires = func(ctx context.Context, _ *simple, _ string, ask asking) (scenarios.Lease, error) {
-		l, err := ask(ctx)
-		if err == nil {
-			numbers.Store(l.(*lease), got.Add(1))
+	s.acquires = then(func(a *answer) {
+		if a.err == nil {
+			numbers.Store(a.l, got.Add(1))
 		}
-		return l, err
-	}
+	})
 	s.tryCalls = s.acquires
 	s.releases = func(_ context.Context, l *lease, free func() error) error {
 		if number, ok := numbers.Load(l); ok && got.Load()-number.(int64) >= 100 {
@@ -1648,11 +1497,7 @@ func queues(joining bool) wrapping {
 				return l, nil
 			}
 			if err == nil {
-				select {
-				case <-time.After(19 * time.Millisecond):
-				case <-ctx.Done():
-					err = ctx.Err()
-				}
+				err = jitter.Sleep(ctx, 19*time.Millisecond)
 			}
 		}
 		if isEnded(err) || joining && waits {
@@ -1733,11 +1578,7 @@ func sharesWaits(s *simple) {
 				}
 			} else {
 				for err = nil; err == nil && s.redis.Exists(ctx, key).Val() > 0; {
-					select {
-					case <-time.After(17 * time.Millisecond):
-					case <-ctx.Done():
-						err = ctx.Err()
-					}
+					err = jitter.Sleep(ctx, 17*time.Millisecond)
 				}
 				mine.err = err
 				waits.Delete(key)
@@ -1753,15 +1594,13 @@ func sharesWaits(s *simple) {
 // endsOwn has a cancelled wait, or a refused try, release the lock if its own client holds it.
 func endsOwn(s *simple, tries bool) {
 	ends := func(isSo bool) wrapping {
-		return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-			l, err := ask(ctx)
-			if own, ok := s.latest.Load(key); err == nil {
-				s.latest.Store(key, l.(*lease).value)
+		return then(func(a *answer) {
+			if own, ok := s.latest.Load(a.key); a.err == nil {
+				s.latest.Store(a.key, a.l.value)
 			} else if ok && isSo {
-				release.Run(context.WithoutCancel(ctx), s.redis, []string{key}, own)
+				release.Run(context.WithoutCancel(a.ctx), s.redis, []string{a.key}, own)
 			}
-			return l, err
-		}
+		})
 	}
 	s.tryCalls, s.acquires = ends(tries), ends(!tries)
 }
@@ -1782,14 +1621,11 @@ func recognizes(ctx context.Context, s *simple, key string, try asking) (scenari
 }
 
 // inSession has a lease end, and its holder be told, with a session whose last renewal was half a TTL ago.
-func inSession(ctx context.Context, s *simple, key string, try asking) (scenarios.Lease, error) {
-	start := time.Now()
-	l, err := try(ctx)
-	if err == nil {
-		l.(*lease).timer.Reset(time.Until(start.Add(s.ttl / 2)))
-		err = s.redis.PExpire(ctx, key, s.ttl/2).Err()
+func inSession(a *answer) {
+	if a.err == nil {
+		a.l.timer.Reset(a.s.ttl/2 - a.took)
+		a.err = a.s.redis.PExpire(a.ctx, a.key, a.s.ttl/2).Err()
 	}
-	return l, err
 }
 
 // hold is a lock that a client has got n times.
@@ -1888,16 +1724,13 @@ func givesUp(ctx context.Context, _ *simple, _ string, acquire asking) (scenario
 // renewsBut renews leases except those of which isSo.
 func renewsBut(isSo func(s *simple, key string, waited bool) bool) func(s *simple) {
 	return func(s *simple) {
-		s.renewal = renewRight
+		has("renews")(s)
 		renews := func(waits bool) wrapping {
-			return func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-				began := time.Now()
-				l, err := ask(ctx)
-				if err == nil && isSo(s, key, waits && time.Since(began) > 50*time.Millisecond) {
-					l.(*lease).idle.Store(true)
+			return then(func(a *answer) {
+				if a.err == nil && isSo(s, a.key, waits && a.took > 50*time.Millisecond) {
+					a.l.idle.Store(true)
 				}
-				return l, err
-			}
+			})
 		}
 		s.acquires, s.tryCalls = renews(true), renews(false)
 	}
@@ -1912,13 +1745,11 @@ func isMarked(s *simple, key string, _ bool) bool {
 
 // succeeding does something with a lease whose predecessor hasn't been released.
 func succeeding(s *simple, do func(l *lease)) {
-	s.acquires = func(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-		l, err := ask(ctx)
-		if err == nil && s.redis.Incr(context.WithoutCancel(ctx), key+":grants").Val() > 1 {
-			do(l.(*lease))
+	s.acquires = then(func(a *answer) {
+		if a.err == nil && a.s.redis.Incr(context.WithoutCancel(a.ctx), a.key+":grants").Val() > 1 {
+			do(a.l)
 		}
-		return l, err
-	}
+	})
 	s.tryCalls = s.acquires
 	s.releases = func(ctx context.Context, l *lease, free func() error) error {
 		err := free()
@@ -1930,23 +1761,17 @@ func succeeding(s *simple, do func(l *lease)) {
 }
 
 func renewsSucceeding(s *simple) {
-	s.renewal = renewRight
+	has("renews")(s)
 	succeeding(s, func(l *lease) { l.idle.Store(true) })
 }
 
 func sleepsIfOdd(ctx context.Context, s *simple, key string, acquire asking) (scenarios.Lease, error) {
-	for isOdd(key) {
-		l, err := s.try(ctx, key)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return l, err
-		}
-		select {
-		case <-time.After(s.redis.PTTL(ctx, key).Val()):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	if !isOdd(key) {
+		return acquire(ctx)
 	}
-	return acquire(ctx)
+	return polls(func() (scenarios.Lease, error) { return s.try(ctx, key) }, func() error {
+		return jitter.Sleep(ctx, s.redis.PTTL(ctx, key).Val())
+	})
 }
 
 func unchanged(_ context.Context, _ *lease, free func() error) error { return free() }
@@ -2018,13 +1843,11 @@ func roundsDown(ctx context.Context, s *simple, key string, ask asking) (scenari
 }
 
 func leavesOn(isSo func(error) bool) wrapping {
-	return func(ctx context.Context, s *simple, _ string, ask asking) (scenarios.Lease, error) {
-		l, err := ask(ctx)
-		if isSo(err) {
-			go func() { <-s.closed }()
+	return then(func(a *answer) {
+		if isSo(a.err) {
+			go func() { <-a.s.closed }()
 		}
-		return l, err
-	}
+	})
 }
 
 func leavesRenewal(_ context.Context, l *lease, renew func() error) error {
@@ -2066,14 +1889,12 @@ func hangsIfClosed(ctx context.Context, s *simple, _ string, try asking) (scenar
 }
 
 // sharesToken has a client's leases of a key share their token.
-func sharesToken(ctx context.Context, s *simple, key string, ask asking) (scenarios.Lease, error) {
-	l, err := ask(ctx)
-	if err == nil {
-		if old, ok := s.latest.Swap(key, l); ok {
-			old.(*lease).fence = l.Fence()
+func sharesToken(a *answer) {
+	if a.err == nil {
+		if old, ok := a.s.latest.Swap(a.key, a.l); ok {
+			old.(*lease).fence = a.l.fence
 		}
 	}
-	return l, err
 }
 
 // conflicts has an acquisition fail that meets another.

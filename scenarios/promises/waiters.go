@@ -34,9 +34,7 @@ func (c *check) longHolds() {
 		case <-c.ctx.Done():
 		}
 		c.release(l)
-		if err := w.pass(limit - patience); err != nil { // it allows patience more
-			c.blocked(key, "a waiter for a lock that was held for %v hadn't got it %v after its release: %v", hold, limit, err)
-		}
+		w.must(limit-patience, "a waiter for a lock that was held for %v hadn't got it %v after its release", hold, limit) // it allows patience more
 	})
 }
 
@@ -159,10 +157,7 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 			case <-ctx.Done():
 				stood.Add(1)
 			}
-			c.call(patience, func() (scenarios.Lease, error) { <-done; return nil, nil })
-			select {
-			case <-done:
-			default:
+			if !c.call(patience, func() (scenarios.Lease, error) { <-done; return nil, nil }).returned {
 				c.breaks("a waiter hadn't returned %v after its context had ended", patience)
 			}
 		})
@@ -211,9 +206,9 @@ func (c *check) cancelledAtGrant() {
 		c.free(got)
 	}
 	cancel()
-	got, _ := (<-done).granted()
+	r := <-done
 	heal()
-	c.free(got)
+	c.drop(r)
 	c.comesFree(other, key, "a waiter was cancelled as it was granted the lock,")
 }
 
@@ -311,9 +306,7 @@ func (c *check) failedBefore(how string, fault linkFault) {
 	w := c.wait(b, key)
 	time.Sleep(10 * pause)
 	c.release(l)
-	if err := w.pass(c.limit()); err != nil {
-		c.blocked(key, "a waiter whose client had %s during an earlier wait hadn't got the lock %v after its release: %v", how, c.limit(), err)
-	}
+	w.must(c.limit(), "a waiter whose client had %s during an earlier wait hadn't got the lock %v after its release", how, c.limit())
 }
 
 // releasedBetween: a client that begins to wait may miss the notification.
@@ -327,12 +320,11 @@ func (c *check) releasedBetween() {
 		heal := c.inject(b, delaying(delay))
 		w := c.wait(b, key)
 		defer w.stop()
-		time.Sleep(delay/2 + time.Duration(i)*delay) // it waits for one reply, and has another message to send
+		began := delay/2 + time.Duration(i)*delay
+		time.Sleep(began) // it waits for one reply, and has another message to send
 		c.release(l)
 		heal()
-		if err := w.pass(c.limit()); err != nil {
-			c.blocked(key, "a client that began to wait for a lock %v before its release hadn't got it after %v: %v", delay/2+time.Duration(i)*delay, c.limit(), err)
-		}
+		w.must(c.limit(), "a client that began to wait for a lock %v before its release hadn't got it after %v", began, c.limit())
 	})
 }
 
@@ -355,9 +347,7 @@ func (c *check) oddKey() {
 	w := c.wait(b, key)
 	time.Sleep(10 * pause)
 	c.release(l)
-	if err := w.pass(c.limit()); err != nil {
-		c.blocked(key, "a waiter for %q hadn't got the lock %v after its release: %v", key, c.limit(), err)
-	}
+	w.must(c.limit(), "a waiter for %q hadn't got the lock %v after its release", key, c.limit())
 }
 
 func (c *check) polls() {
@@ -380,7 +370,7 @@ func (c *check) polls() {
 
 // longWaiter has a waiter wait, perhaps cut off, for longer than its session lasts, if it has one.
 func (c *check) longWaiter(what string, fault linkFault) {
-	over, ttls := thrice{c: c, last: time.Now()}, time.Duration(5)
+	over, ttls := counter{c: c, last: time.Now()}, time.Duration(5)
 	if c.k.Fixed { // the TTL may be long
 		ttls = 3
 	}
@@ -393,10 +383,7 @@ func (c *check) longWaiter(what string, fault linkFault) {
 		time.Sleep(5 * pause)
 		behind := c.wait(c.client(), key)
 		defer behind.stop()
-		go func() {
-			l, _ := (<-behind.done).granted()
-			c.free(l)
-		}()
+		go func() { c.drop(<-behind.done) }()
 		heal := c.inject(b, fault)
 		time.Sleep(ttls * max(c.k.TTL, c.k.Service.MinSession))
 		heal()

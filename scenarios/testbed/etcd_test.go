@@ -16,17 +16,13 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-func newEtcd(servers ...*testbed.Server) (*clientv3.Client, error) {
+func dialEtcd(t *testing.T, servers ...*testbed.Server) *clientv3.Client {
+	t.Helper()
 	var addrs []string
 	for _, s := range servers {
 		addrs = append(addrs, s.Addr)
 	}
-	return clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: 30 * time.Second})
-}
-
-func dialEtcd(t *testing.T, servers ...*testbed.Server) *clientv3.Client {
-	t.Helper()
-	c, err := newEtcd(servers...)
+	c, err := clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: 30 * time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
