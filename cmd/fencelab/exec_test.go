@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/memlock"
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onaws"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -160,6 +162,65 @@ func TestOverBeforeTheCommand(t *testing.T) {
 			return
 		}
 	}
+}
+
+// A signal that comes while the guard starts is fencelab's: the command doesn't run. The guard is found without PATH.
+func TestEndedBeforeTheCommand(t *testing.T) {
+	l, err := dlock.New(memlock.New(), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	h, err := l.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	ran := filepath.Join(t.TempDir(), "ran")
+	cmd, why := exec.CommandContext(t.Context(), "touch", ran), errors.New("a signal")
+	t.Setenv("PATH", "")
+	require.ErrorIs(t, runUnder(t.Context(), h, cmd, time.Hour, func() error { return why }), why)
+	require.NoFileExists(t, ran)
+	require.NoError(t, h.Release(t.Context()))
+}
+
+// The guard finds both in its pipe.
+func TestSignalRightAfterTheStart(t *testing.T) {
+	g, err := startGuard(t.Context(), t.Context(), exec.CommandContext(t.Context(), "sleep", "60"), os.Environ())
+	require.NoError(t, err)
+	defer g.Close()
+	_, err = g.orders.Write([]byte{byte(startCommand), byte(syscall.SIGTERM)})
+	require.NoError(t, err)
+	<-g.exited
+	code, left := g.result()
+	require.NoError(t, left)
+	require.Equal(t, exitSignal+int(syscall.SIGTERM), code)
+}
+
+// unanswered is a lock service that gets requests and is silent.
+type unanswered struct{ dlock.Backend }
+
+func (unanswered) TryAcquire(ctx context.Context, _ dlock.Request) (dlock.Grant, error) {
+	<-ctx.Done()
+	return dlock.Grant{}, context.Cause(ctx)
+}
+
+func (u unanswered) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	return u.TryAcquire(ctx, r)
+}
+
+// In virtual time.
+func TestAcquireEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := dlock.New(unanswered{memlock.New()}, nil)
+		require.NoError(t, err)
+		signalled := errors.New("a signal")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, signalled)
+		defer cancel()
+		began := time.Now()
+		_, err = locks.Acquire(ctx, l, "k", 7*time.Second)
+		require.ErrorContains(t, err, "within 7s (-wait)")
+		require.Equal(t, 7*time.Second, time.Since(began))
+		_, err = l.TryAcquire(ctx, "k")
+		require.ErrorIs(t, err, signalled)
+		require.Equal(t, time.Minute, time.Since(began))
+		require.NoError(t, l.Close())
+	})
 }
 
 // A signal ends a start that would take for ever; a later one is the command's.

@@ -82,6 +82,7 @@ func TestCounters(t *testing.T) {
 			f, err := openFence(t.Context(), url, "", true)
 			require.NoError(t, err)
 			require.NoError(t, f.set(t.Context(), "another", 4, false))
+			require.NoError(t, f.set(t.Context(), "another", 6, false)) // which is not raised for its holder
 			says(t, "is 6", "show", "-counter", url, "another")
 
 			if o, ok := f.(object); ok { // a new version of the object would restart its lease

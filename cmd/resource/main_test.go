@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -102,4 +103,9 @@ func TestListPastDamage(t *testing.T) {
 	var out strings.Builder
 	require.ErrorContains(t, run(t.Context(), []string{"-list", "-file", file}, &out), `the record of "b" is damaged`)
 	require.Equal(t, "1\ta\n3\tc\n", out.String())
+
+	ended, end := context.WithCancel(t.Context())
+	end()
+	err = run(ended, []string{"-list", "-file", file}, io.Discard)
+	require.ErrorIs(t, err, context.Canceled, "it is not empty because it couldn't be read")
 }

@@ -326,6 +326,8 @@ func TestCounterExhausted(t *testing.T) {
 // To the microsecond, on the database's clock.
 func TestExpiryIsExact(t *testing.T) {
 	b, pool := newBackend(t)
+	_, err := b.TryAcquire(t.Context(), locktest.Request(time.Hour+1))
+	require.ErrorIs(t, err, dlock.ErrInvalid)
 	for _, ttl := range []time.Duration{time.Microsecond, 1234567 * time.Microsecond, 400 * 24 * time.Hour, 200 * 365 * 24 * time.Hour} {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
@@ -785,7 +787,7 @@ func TestPasses(t *testing.T) {
 		require.Equal(t, want, pglock.Passes(dial(err)), "%v while it connects", err)
 	}
 	reset := &net.OpError{Op: "read", Err: syscall.ECONNRESET}
-	for _, err := range []error{dial(errors.New("standby")), reset, io.ErrUnexpectedEOF, notSentError{}} {
+	for _, err := range []error{dial(errors.New("standby")), reset, syscall.ETIMEDOUT, io.ErrUnexpectedEOF, notSentError{}} {
 		require.True(t, pglock.Passes(fmt.Errorf("pglock: %w", err)), "%v", err)
 	}
 	for _, err := range []error{errors.New("closed pool"), dlock.ErrClosed, dlock.ErrInvalid} {

@@ -462,12 +462,17 @@ func TestCauseIsNoAnswer(t *testing.T) {
 	g := a.take(t, key, long)
 	heal := a.link.inject(holdReplies, 0)
 	defer heal()
-	ctx, cancel := context.WithCancelCause(t.Context())
-	released := make(chan error, 1)
-	go func() { released <- a.Release(ctx, g) }()
-	locktest.Eventually(t, func() bool { return a.link.sent(opDelete) > 0 })
-	cancel(zk.ErrNoNode)
-	require.ErrorIs(t, <-released, zk.ErrNoNode, "it isn't known whether the node was there")
+	for _, c := range []struct {
+		op   int32
+		call func(context.Context, dlock.Grant) error
+	}{{opSetData, a.Renew}, {opDelete, a.Release}} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		sent, returned := a.link.sent(c.op), make(chan error, 1)
+		go func() { returned <- c.call(ctx, g) }()
+		locktest.Eventually(t, func() bool { return a.link.sent(c.op) > sent })
+		cancel(zk.ErrNoNode)
+		require.ErrorIs(t, <-returned, zk.ErrNoNode, "it isn't known whether the node was there")
+	}
 }
 
 func TestReplyLostAfterWaiting(t *testing.T) {

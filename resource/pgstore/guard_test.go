@@ -271,6 +271,21 @@ func TestGuardRefusesInvalid(t *testing.T) {
 	require.Zero(t, fenceOf(t, pool, key))
 }
 
+// interrupted is a transaction whose connection breaks within its reply.
+type interrupted struct{}
+
+func (interrupted) Rollback(context.Context) error                     { return pgx.ErrTxClosed }
+func (i interrupted) QueryRow(context.Context, string, ...any) pgx.Row { return i }
+func (interrupted) Scan(dest ...any) error {
+	token := "7"
+	*dest[0].(**string) = &token
+	return io.ErrUnexpectedEOF
+}
+
+func TestReplyInterrupted(t *testing.T) {
+	require.ErrorIs(t, pgstore.Guard(t.Context(), interrupted{}, "k", at(1)), io.ErrUnexpectedEOF)
+}
+
 // Its connection now belongs to another transaction.
 func TestGuardOfAnEndedTransaction(t *testing.T) {
 	pool, key := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 }), newKey()
