@@ -42,7 +42,7 @@ type direction struct {
 	closed    bool
 	epoch     int
 	faulty    bool
-	holding   bool // a piece was kept since the flow last changed
+	caught    bool // a piece was held or discarded since the flow last changed
 	pieces    int
 	remaining int // pieces until target drops; 0: never
 	target    *direction
@@ -159,7 +159,7 @@ func (d *direction) wait(ctx context.Context, ok func() (bool, error)) error {
 // The caller holds d.mu.
 func (d *direction) set(f flow, by time.Duration) {
 	d.flow, d.delay = f, by
-	d.holding = false
+	d.caught = false
 	d.epoch++
 	d.notify()
 }
@@ -221,6 +221,8 @@ func (d *direction) Pipe(stub *toxics.ToxicStub) {
 
 func (p *pipe) forwards() bool { return p.flow == pass || p.flow == delay }
 
+func (p *pipe) catches() bool { return p.flow == hold || p.flow == drop }
+
 // wait returns how long p keeps its first piece, or the end of its stream.
 func (p *pipe) wait() time.Duration {
 	switch {
@@ -264,7 +266,7 @@ func (d *direction) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 			p.flow = stall
 		default:
 			p.flow, p.delay = d.flow, d.delay
-			d.holding = d.holding || p.flow == hold && len(p.queue) > 0
+			d.caught = d.caught || p.catches() && len(p.queue) > 0
 		}
 	}
 	if p.flow == drop || p.flow == shut {
@@ -287,10 +289,10 @@ func (d *direction) loseFrom(n int, target *direction) {
 	d.remaining, d.target = n, target
 }
 
-func (d *direction) drops() bool {
+func (d *direction) drops(something bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.flow == drop
+	return d.flow == drop && (d.caught || !something)
 }
 
 // The caller holds d.mu.
@@ -315,8 +317,8 @@ func (d *direction) received(p *pipe) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.count()
-	if p.flow == hold && !d.holding {
-		d.holding = true
+	if p.catches() && !d.caught {
+		d.caught = true
 		d.notify()
 	}
 }
@@ -328,7 +330,7 @@ func (d *direction) held(ctx context.Context) error {
 		if d.flow != hold {
 			return false, errNotHeld
 		}
-		return d.holding, nil
+		return d.caught, nil
 	})
 }
 

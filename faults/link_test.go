@@ -66,6 +66,9 @@ func (s *server) serve(conn net.Conn) {
 		s.mu.Lock()
 		s.applied = append(s.applied, lines.Text())
 		s.mu.Unlock()
+		if lines.Text() == "slow" {
+			time.Sleep(time.Second)
+		}
 		_, _ = fmt.Fprintf(conn, "ok %s\n", lines.Text()) // even if the sender has gone
 	}
 	_ = conn.Close()

@@ -77,8 +77,11 @@ func (l *Link) LoseRepliesFrom(ctx context.Context, n int) (Heal, error) {
 	return l.loseFrom(ctx, "lose replies", l.replies, n)
 }
 
-// Loses reports whether the link is losing anything now.
-func (l *Link) Loses() bool { return l.requests.drops() || l.replies.drops() }
+// Loses reports whether the link discards bytes now.
+func (l *Link) Loses() bool { return l.requests.drops(false) || l.replies.drops(false) }
+
+// HasLost reports whether the loss in force has discarded anything. The server has got the request whose reply is lost.
+func (l *Link) HasLost() bool { return l.requests.drops(true) || l.replies.drops(true) }
 
 func (l *Link) loseFrom(ctx context.Context, name string, d *direction, n int) (Heal, error) {
 	if n < 1 {

@@ -196,7 +196,7 @@ func TestLoseFrom(t *testing.T) {
 		want []string
 	}{
 		"requests": {(*faults.Link).LoseRequestsFrom, []string{"0", "1", "2", "after", "healed before"}},
-		"replies":  {(*faults.Link).LoseRepliesFrom, []string{"0", "1", "2", "3", "4", "after", "lost", "healed before"}},
+		"replies":  {(*faults.Link).LoseRepliesFrom, []string{"0", "1", "2", "3", "4", "after", "slow", "healed before"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -220,8 +220,11 @@ func TestLoseFrom(t *testing.T) {
 
 				again := inForce(t)(c.lose(l, t.Context(), 1))
 				require.NoError(t, heal(t.Context()), "the heal of another")
-				dial().say(t, "lost")
-				require.True(t, l.Loses())
+				require.False(t, l.HasLost())
+				dial().say(t, "slow")
+				require.Equal(t, []bool{true, name == "requests"}, []bool{l.Loses(), l.HasLost()}, "no reply yet")
+				time.Sleep(2 * time.Second)
+				require.True(t, l.HasLost())
 				require.NoError(t, again(t.Context()))
 				heal = inForce(t)(c.lose(l, t.Context(), 1))
 				require.NoError(t, heal(t.Context()))

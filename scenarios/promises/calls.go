@@ -533,7 +533,7 @@ func (c *check) breaking(cl *client, n int, f call) (r result, lost bool) {
 			heal()
 			return r, lost
 		case <-time.After(pause / 20):
-			if cl.loses() {
+			if cl.hasLost() { // before that, the request may still arrive after one that the client sends again
 				lost = true
 				heal()
 			}
@@ -553,6 +553,8 @@ func (c *check) freed(cl *client, key string) bool {
 }
 
 func (cl *client) loses() bool { return slices.ContainsFunc(cl.links, (*faults.Link).Loses) }
+
+func (cl *client) hasLost() bool { return slices.ContainsFunc(cl.links, (*faults.Link).HasLost) }
 
 func (cl *client) connections() (n int) {
 	for _, l := range cl.links {
