@@ -93,14 +93,16 @@ func releaseRetried(c *check) {
 	c.freesOrSays(l, c.during(a, (*faults.Link).LoseRequests, releasing(l)).err, b, key, "a release whose request was lost")
 }
 
-// freesOrSays checks that a release that returned err has freed the lock, or says that it hasn't, and likewise a retry.
+// freesOrSays checks that a release that returned err has freed the lock, or says that it hasn't, and likewise a retry. A lock that
+// stays held isn't lost.
 func (c *check) freesOrSays(l scenarios.Lease, err error, other *client, key, what string) {
 	says := "no error"
 	if err != nil && !errors.Is(err, dlock.ErrLost) {
 		what += " was retried, and"
-		if err = c.do(l.Release); errors.Is(err, dlock.ErrLost) {
-			err, says = nil, "that the lease had been lost"
-		}
+		err = c.do(l.Release)
+	}
+	if errors.Is(err, dlock.ErrLost) {
+		err, says = nil, "that the lease had been lost"
 	}
 	if err == nil {
 		c.comesFree(other, key, fmt.Sprintf("%s returned %s,", what, says))
@@ -620,7 +622,7 @@ func endsWithContext(c *check) {
 		c.comesFree(b, acquired, "an acquisition whose context had ended before")
 	}
 	c.comesFree(b, released, "a release whose context had ended before")
-	c.outlives()
+	c.together(func() { c.outlives(acquiring) }, func() { c.outlives(trying) })
 }
 
 func (c *check) cancelled(f call) result {
@@ -629,7 +631,7 @@ func (c *check) cancelled(f call) result {
 	return c.call(patience+c.k.TTL/5, func() (scenarios.Lease, error) { return f(ctx) })
 }
 
-func (c *check) outlives() {
+func (c *check) outlives(call func(*client, string) call) {
 	deadline := c.k.TTL
 	if c.k.Fixed {
 		deadline /= 4
@@ -642,7 +644,7 @@ func (c *check) outlives() {
 		if err != nil {
 			c.cannot("Acquire of a free lock: %v", err)
 		}
-		ended, err := c.within(deadline, acquiring(cl, key)).granted()
+		ended, err := c.within(deadline, call(cl, key)).granted()
 		if err != nil {
 			ended = c.take(cl, key)
 		}

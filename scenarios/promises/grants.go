@@ -314,6 +314,13 @@ func tokensIncrease(c *check) {
 	}
 	old := next(a, "a release")
 	token := old.Fence()
+	for range 3 {
+		_ = c.renewByHand(old)
+	}
+	if last = old.Fence(); last < token {
+		c.breaks("a lease had the token %d, and %d after renewals", token, last)
+	}
+	token = last
 	heal := c.inject(a, (*faults.Link).Cut)
 	_ = c.do(next(b, "a lease that ran out").Release)
 	heal()
@@ -476,7 +483,7 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	keys := []string{"/" + base + "x", " " + base + "x", "y/" + base + "x"}
 	for _, more := range append(collisions(base), "/x", ":x", ".x", "-x", "_x", " x", "+x", "x", "/X", "//x", "/x/", "/./x", "/y/../x", "%2Fx", "{x}", "{y}", "x ", "Aa", "BB",
 		"01", "e", "é", "e\u0301", "\x00y", "\x00z", "\xfey", "\xffy", "", "\n", "\r", "\t", "%", "*",
-		"?a", "?b", "#a", "#b", "Ab", "BA", ",x", ";x", "=x", "&x", "|x", "@x", "$x", "\\x", "'x", "\"x",
+		"?a", "?b", "#a", "#b", "Ab", "BA", ",x", ";x", "=x", "&x", "|x", "@x", "$x", "\\x", "'x", "\"x", "🍣", "🍺",
 		// What a lock may keep beside its key.
 		":fence", ":token", ":counter", ":lock", "/lock", ".lock", "-lock", "_lock", ":owner", ":queue", ":waiters", ":channel", ":timeout") {
 		keys = append(keys, base+more)
@@ -496,6 +503,9 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 		l, err := c.try(clients[i%2], key)
 		if err == nil {
 			held[key] = l
+			if i >= 160 && i%10 == 0 && !c.k.Service.Reentrant { // each may remember the last few of its own
+				c.hasAlready(clients[i%2], keys[i-160], held[keys[i-160]])
+			}
 		} else if errors.Is(err, dlock.ErrHeld) && c.refusedAgain(clients[i%2], key) {
 			refused = key
 			break
@@ -539,6 +549,14 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	}
 	c.free(l)
 	return refused
+}
+
+func (c *check) hasAlready(cl *client, key string, l scenarios.Lease) {
+	again, err := c.try(cl, key)
+	if l != nil && err == nil && lasts(l, time.Now()) {
+		c.breaks("a client that held %.80q and many others was granted it again", key)
+	}
+	c.free(again)
 }
 
 // taken detects a key that the lock of base uses for itself.

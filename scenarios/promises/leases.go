@@ -169,7 +169,15 @@ func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 const afterRenewals, renewedItself = " after renewals", "renewed"
 
 func leaseRenewed(c *check) {
-	if !c.renews(6 * c.k.TTL) { // first: a lock that renews nothing gets this verdict alone
+	var renewed [2]bool
+	c.each(2, func(i int) {
+		call, of := acquiring, ""
+		if i == 1 {
+			call, of = trying, " that TryAcquire had granted"
+		}
+		renewed[i] = c.renews(6*c.k.TTL, call, of)
+	})
+	if !renewed[0] || !renewed[1] { // first: a lock that renews nothing gets this verdict alone
 		return
 	}
 	began, a, key := time.Now(), c.times(3), newKey()
@@ -212,7 +220,7 @@ func leaseRenewed(c *check) {
 		}
 	}
 	if first.Context().Err() != nil && !c.isDecided() {
-		c.renews(time.Since(began))
+		c.renews(time.Since(began), acquiring, "")
 	}
 	c.inject(a, (*faults.Link).Cut)
 	c.comesFree(c.times(12), key, fmt.Sprintf("its lease had been renewed for %v, and its holder was cut off,", time.Since(began).Round(time.Second)))
@@ -328,7 +336,15 @@ func renewedByHand(c *check) {
 			}
 		},
 		func() {
-			c.outlasts("a renewal by its holder that got no reply", func(_ *client, l scenarios.Lease) call { return without(l.(renewer).Renew) })
+			c.outlasts("a renewal by its holder that got no reply", func(_ *client, l scenarios.Lease) call {
+				return without(func(ctx context.Context) error {
+					err := l.(renewer).Renew(ctx)
+					if err == nil {
+						c.breaks("a renewal that got no reply returned no error")
+					}
+					return err
+				})
+			})
 		},
 		func() {
 			c.outlasts("a renewal by its holder whose context had ended before", func(_ *client, l scenarios.Lease) call {
@@ -494,11 +510,14 @@ func (c *check) renewedOnce(l scenarios.Lease) {
 	}
 }
 
-// renews checks that leases are renewed for as long as hold.
-func (c *check) renews(hold time.Duration) bool {
+// renews checks that leases that a call grants are renewed for as long as hold.
+func (c *check) renews(hold time.Duration, call func(*client, string) call, of string) bool {
 	says, began := "hadn't been renewed; is Service.NoRenew missing?", time.Now()
 	for range 3 { // a stall may end one
-		l := c.take(c.times(3), newKey())
+		l, err := c.within(c.limit(), call(c.times(3), newKey())).granted()
+		if err != nil {
+			c.cannot("a free lock isn't granted: %v", err)
+		}
 		end, start := l.Until(), time.Now()
 		if !c.ends(l, max(hold, l.TTL()+c.k.TTL)) {
 			c.free(l)
@@ -515,7 +534,7 @@ func (c *check) renews(hold time.Duration) bool {
 	if took := time.Since(asked); took > 2*c.k.TTL { // then renewals are as slow
 		c.cannot("three leases ended, and a new client needs %v for a lock that nobody has touched", took)
 	}
-	c.suspects(began, "three leases ended and %s", says)
+	c.suspects(began, "three leases%s ended and %s", of, says)
 	return false
 }
 

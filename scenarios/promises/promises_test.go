@@ -317,7 +317,8 @@ func TestBroken(t *testing.T) {
 			}
 		}},
 		"a race is an error":             {want: "Exclusive", set: conflicts()},
-		"odd keys' waiters aren't told":  {want: "WaiterServed", set: func(s *simple) { s.acquires = sleepsIfOdd }},
+		"odd keys' waiters aren't told":  {want: "WaiterServed", set: func(s *simple) { s.acquires = sleepsIf(isOdd) }},
+		"a key is a pattern":             {want: "WaiterServed", set: func(s *simple) { s.acquires = sleepsIf(func(key string) bool { return strings.Contains(key, "[") }) }},
 		"Close frees what is lost":       {want: "CloseEnds", set: func(s *simple) { s.closes = deletesAll; s.releases = unchanged }},
 		"opened in vain":                 {want: "EveryMessage", set: opensInVain},
 		"a cancelled wait fails others":  {want: "OneClient", set: func(s *simple) { failsWaits(s, func(err error) bool { return errors.Is(err, context.Canceled) }) }},
@@ -328,11 +329,58 @@ func TestBroken(t *testing.T) {
 		"tries though its context ended": {want: "EndsWithContext", set: func(s *simple) { s.tryCalls = triesOn }},
 		"an ended context loses":         {want: "RenewedByHand", set: func(s *simple) { s.renews = losesIfEnded }},
 		"renewing panics when closed":    {want: "CloseEnds", set: func(s *simple) { s.renews = panicsIfClosed }},
-		"a try hangs when closed":        {want: "CloseEnds", set: func(s *simple) { s.tryCalls = hangsIfClosed }},
-		"an old lease has a new token":   {want: "TokensIncrease", set: func(s *simple) { s.tryCalls = then(sharesToken); s.acquires = s.tryCalls }},
+		"a try's isn't renewed": {want: "LeaseRenewed", also: "renews", set: func(s *simple) {
+			s.tryCalls = then(func(a *answer) {
+				if a.err == nil {
+					a.l.idle.Store(true)
+				}
+			})
+		}},
+		"a try's ends at its deadline": {want: "EndsWithContext", set: func(s *simple) {
+			s.tryCalls = then(func(a *answer) {
+				if end, ok := a.ctx.Deadline(); a.err == nil && ok {
+					time.AfterFunc(time.Until(end), a.l.cancel)
+				}
+			})
+		}},
+		"its first lease alone ends": {want: "LeaseLasts", also: "no Until", set: func(s *simple) {
+			var leases atomic.Int32
+			s.acquires = then(func(a *answer) {
+				if a.err == nil && leases.Add(1) > 1 {
+					a.l.timer.Stop()
+				}
+			})
+		}},
+		"renewed without a reply": {want: "RenewedByHand", set: func(s *simple) {
+			s.renews = func(_ context.Context, _ *lease, renew func() error) error {
+				if err := renew(); !isTimeout(err) {
+					return err
+				}
+				return nil
+			}
+		}},
+		"a renewal has a new token": {want: "TokensIncrease", set: func(s *simple) {
+			s.renews = func(_ context.Context, l *lease, renew func() error) error {
+				l.fence++
+				return renew()
+			}
+		}},
+		"lost, if nobody knows": {want: "ReleaseRetried", set: func(s *simple) {
+			s.releases = func(_ context.Context, _ *lease, free func() error) error {
+				err := free()
+				if isEnded(err) {
+					return dlock.ErrLost
+				}
+				return err
+			}
+		}},
+		"remembers 64 leases":          {want: "KeysIndependent", set: func(s *simple) { s.tryCalls = forgetsOld() }},
+		"a try hangs when closed":      {want: "CloseEnds", set: func(s *simple) { s.tryCalls = hangsIfClosed }},
+		"an old lease has a new token": {want: "TokensIncrease", set: func(s *simple) { s.tryCalls = then(sharesToken); s.acquires = s.tryCalls }},
 	}
 	for name, takes := range map[string]func(key string) string{
 		"one lock for all":      func(string) string { return "all" },
+		"four bytes are a ?":    strings.NewReplacer("🍣", "?", "🍺", "?").Replace,
 		"spaces at the end":     func(key string) string { return strings.TrimRight(key, " ") },
 		"no case":               strings.ToLower,
 		"no bytes but UTF-8":    func(key string) string { return strings.ToValidUTF8(key, "\uFFFD") },
@@ -355,7 +403,7 @@ func TestBroken(t *testing.T) {
 			"takes a late reply for its",
 		},
 		"AcquireLate EveryMessage": {"locks itself out"},
-		"ClockSkew":                {"time as the token"},
+		"ClockSkew":                {"time as the token", "renewed by hand in absolute time"},
 		"CloseEnds":                {"deaf Close", "Close forgets a release"},
 		"EndsWithContext": {
 			"deaf", "grants without a reply", "ends with the acquisition", "calls end at deadlines", "acquisitions take turns",

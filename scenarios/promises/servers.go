@@ -41,9 +41,27 @@ func (c *check) skewed(by time.Duration, says string, meanwhile func(when string
 	defer c.undo(jump(-by))
 	circumstance := "with the servers' clocks an hour " + says
 	meanwhile(circumstance)
-	c.often(func() bool {
-		return c.outlast(c.client(), c.client(), 0, 0, ", "+circumstance)
+	c.together(func() {
+		c.often(func() bool { return c.outlast(c.client(), c.client(), 0, 0, ", "+circumstance) })
+	}, func() {
+		if a := c.renewed(); a != nil {
+			c.often(func() bool { return c.outlast(a, c.client(), 0, 2*c.k.TTL, " after renewals, "+circumstance) })
+		}
 	})
+}
+
+// renewed returns a client whose leases are renewed, by hand if need be, or nil.
+func (c *check) renewed() *client {
+	a := c.times(3)
+	if !c.k.Service.NoRenew {
+		return a
+	}
+	l := c.take(a, newKey())
+	defer c.free(l)
+	if _, ok := l.(renewer); !ok {
+		return nil
+	}
+	return &client{Lock: byHand{a.Lock, c}, links: a.links}
 }
 
 // serverErrors: unlike a lost message, an error may be taken for a reply.

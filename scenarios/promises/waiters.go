@@ -330,7 +330,7 @@ func (c *check) releasedBetween() {
 
 // odd returns a long key with odd characters, unless the lock has no such keys.
 func (c *check) odd(cl *client) string {
-	key := newKey() + strings.Repeat("/ é%2F@{x}", 3)
+	key := newKey() + strings.Repeat("/ é%2F@{x}[*]", 3)
 	l, err := c.try(cl, key)
 	if c.free(l); err != nil {
 		return newKey()
