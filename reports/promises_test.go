@@ -18,8 +18,6 @@ import (
 // notes are the page's comments on each broken promise: whether it was ever promised, and where it is known.
 var notes = map[string]map[string]string{
 	"rueidislock": {
-		"WaiterServed": "a lost connection wakes a waiter once; if its try then fails, it sleeps until Redis says that somebody has changed the lock: " +
-			"`WithContext` has a timer only without client-side caching. No report known",
 		"ServerErrors": "the release returns nothing and isn't repeated, so the lock stays held for the rest of its lease; `WithContext` tries again only " +
 			"once Redis says that the lock has changed. No report known",
 		"LeaseLasts": "its README: the context is \"canceled automatically and immediately once the `KeyMajority` is not held anymore\". An extension " +
