@@ -716,6 +716,7 @@ func (c *check) closedCalls() {
 		c.together(shut, shut, shut, shut)
 		calls["Close"] = without(func(context.Context) error { return b.Close() })
 	}
+	c.stays(held, c.client(), key, "Close of a client that waited for the lock")
 	c.release(held)
 	time.Sleep(c.k.TTL) // what goes on in its place may poll
 	r := <-waited

@@ -16,7 +16,7 @@ import (
 
 func exclusive(c *check) {
 	c.refused(c.lasting(), c.lasting(), "two clients")
-	c.contend(newKey(), c.overlap(pause/4), c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting())
+	c.barge()
 	for range 4 {
 		if !c.isDecided() {
 			c.takeOver()
@@ -24,6 +24,29 @@ func exclusive(c *check) {
 	}
 	c.failedTries()
 	c.races()
+}
+
+// barge has one contender's tries meet the others' waits.
+func (c *check) barge() {
+	key, meet, barger, done := newKey(), c.overlap(pause/4), c.lasting(), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for n := 0; n < 10; time.Sleep(pause / 4) { // no more, so that others get the lock
+			if l, err := c.try(barger, key); err == nil {
+				meet(l)
+				c.free(l)
+				n++
+			}
+			select {
+			case <-done:
+				return
+			default:
+			}
+		}
+	})
+	c.contend(key, meet, c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting())
+	close(done)
+	wg.Wait()
 }
 
 // races: a call that another one's overtakes may fail in another way than one that finds the lock held.
@@ -208,6 +231,9 @@ func (c *check) refused(a, b *client, who string) {
 	}
 	c.comesFree(c.client(), key, "a failed try, and the holder's release,") // b may wait for a whole lease
 	c.comesFree(b, key, "its failed try, and the holder's release,")
+	if l, err := c.try(b, key); err == nil && c.do(l.Release) == nil {
+		c.comesFree(other, key, "a try that was refused, and the release of what its client's next try had got,")
+	}
 }
 
 // tryLimit is how long a TryAcquire may wait.
@@ -317,6 +343,7 @@ func tokensIncrease(c *check) {
 	for range 3 {
 		_ = c.renewByHand(old)
 	}
+	c.drop(c.within(5*pause, acquiring(b, key)))
 	if last = old.Fence(); last < token {
 		c.breaks("a lease had the token %d, and %d after renewals", token, last)
 	}
@@ -388,6 +415,10 @@ func tokensIncrease(c *check) {
 		c.free(got)
 	}
 	c.lateRequest()
+	contenders := c.contenders(pause / 2)
+	if own := c.lasting(); !c.k.Service.Reentrant { // its callers may hand over their lease
+		contenders = append(contenders, own, own)
+	}
 	var mu sync.Mutex
 	var greatest uint64
 	c.contend(newKey(), func(l scenarios.Lease) {
@@ -397,7 +428,8 @@ func tokensIncrease(c *check) {
 			c.breaks("a contender got the token %d after another had got %d", l.Fence(), greatest)
 		}
 		greatest = max(greatest, l.Fence())
-	}, c.contenders(pause/2)...)
+	}, contenders...)
+	c.close(a, patience) // what it knows of its keys may go
 	if again := c.take(b, idle); again.Fence() <= early.Fence() {
 		c.breaks("after a lock hadn't been used for a while its token was %d, and the one before %d", again.Fence(), early.Fence())
 	}
@@ -456,10 +488,27 @@ func keysIndependent(c *check) {
 		defer c.free(l)
 		return c.still(l, b, first, "its holder's release of another key") && sure
 	})
+	c.releasedAtOnce(a, c.client())
 	base := newKey()
 	c.thrice(func() string { // a client may mistake its own late request for another's
 		refused := c.refusedWhileOthersHeld(base, a, b)
 		return when(refused != "", "three times, while other keys were held, nobody got %.80q", refused)
+	})
+}
+
+// releasedAtOnce: releases of a client may share a message.
+func (c *check) releasedAtOnce(a, other *client) {
+	var keys [4]string
+	var leases [4]scenarios.Lease
+	for i := range keys {
+		keys[i] = newKey()
+		leases[i] = c.take(a, keys[i])
+	}
+	defer c.inject(a, delaying(pause))()
+	c.each(len(keys), func(i int) {
+		if c.do(leases[i].Release) == nil {
+			c.comesFree(other, keys[i], "one of four releases of different keys at once")
+		}
 	})
 }
 
@@ -480,13 +529,16 @@ func (c *check) refusedAgain(cl *client, key string) bool {
 // refusedWhileOthersHeld has the clients hold many keys, and returns one that was refused but is free, or "".
 func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	held, refused := map[string]scenarios.Lease{}, ""
-	keys := []string{"/" + base + "x", " " + base + "x", "y/" + base + "x"}
+	keys := []string{"/" + base + "x", " " + base + "x", "y/" + base + "x", "y:" + base + "x"}
 	for _, more := range append(collisions(base), "/x", ":x", ".x", "-x", "_x", " x", "+x", "x", "/X", "//x", "/x/", "/./x", "/y/../x", "%2Fx", "{x}", "{y}", "x ", "Aa", "BB",
 		"01", "e", "é", "e\u0301", "\x00y", "\x00z", "\xfey", "\xffy", "", "\n", "\r", "\t", "%", "*",
 		"?a", "?b", "#a", "#b", "Ab", "BA", ",x", ";x", "=x", "&x", "|x", "@x", "$x", "\\x", "'x", "\"x", "🍣", "🍺",
 		// What a lock may keep beside its key.
 		":fence", ":token", ":counter", ":lock", "/lock", ".lock", "-lock", "_lock", ":owner", ":queue", ":waiters", ":channel", ":timeout") {
 		keys = append(keys, base+more)
+	}
+	for _, name := range []string{"fence", "token", "counter", "lock", "owner", "queue", "waiters", "channel", "timeout"} {
+		keys = append(keys, name+":"+base+"x", name+"/"+base+"x")
 	}
 	for _, n := range []int{300, 512, 1024} {
 		keys = append(keys, base+strings.Repeat("x", n), base+strings.Repeat("x", n+1))
@@ -541,8 +593,8 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 		return ""
 	}
 	l, err := c.try(clients[0], refused)
-	if ending, ok := strings.CutPrefix(refused, base); ok && errors.Is(err, dlock.ErrHeld) {
-		c.taken(base, ending)
+	if before, after, _ := strings.Cut(refused, base); errors.Is(err, dlock.ErrHeld) {
+		c.taken(before, base, after)
 	}
 	if err != nil {
 		return ""
@@ -560,9 +612,9 @@ func (c *check) hasAlready(cl *client, key string, l scenarios.Lease) {
 }
 
 // taken detects a key that the lock of base uses for itself.
-func (c *check) taken(base, ending string) {
-	cl, key := c.lasting(), base+ending
-	l, err := c.try(cl, newKey()+ending)
+func (c *check) taken(before, base, after string) {
+	cl, key := c.lasting(), before+base+after
+	l, err := c.try(cl, before+newKey()+after)
 	if err != nil { // an adapter may say so of any key that its lock can't have
 		return
 	}

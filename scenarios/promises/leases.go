@@ -16,8 +16,12 @@ func leaseLasts(c *check) {
 	var wg sync.WaitGroup
 	var checked atomic.Int32
 	defer wg.Wait()
-	for _, slow := range []time.Duration{0, c.k.TTL / 3, c.k.TTL + c.k.TTL/2} {
-		a, b := c.slow(slow, c.client()), c.client()
+	for _, slow := range []time.Duration{0, c.k.TTL / 25, c.k.TTL / 3, c.k.TTL + c.k.TTL/2} { // it may allow each of its servers little time
+		a, b := c.client(), c.client()
+		if slow > 0 {
+			c.connect(a)
+		}
+		c.slow(slow, a)
 		wg.Go(func() {
 			if c.outlast(a, b, slow, 0, "") {
 				checked.Add(1)
@@ -28,6 +32,11 @@ func leaseLasts(c *check) {
 		a, b, holder := c.slow(slow, c.client()), c.client(), c.lasting()
 		wg.Go(func() {
 			c.outlast(&client{Lock: waiter{a.Lock, c, holder, false}, links: a.links}, b, slow, 0, " that was waited for")
+		})
+	}
+	if own, b := c.client(), c.client(); !c.k.Service.Reentrant { // a release may hand its lease over
+		wg.Go(func() {
+			c.outlast(&client{Lock: waiter{own.Lock, c, own, false}, links: own.links}, b, 0, 0, " that was waited for by its holder's client")
 		})
 	}
 	heir, next, dead := c.client(), c.client(), c.client()
@@ -121,6 +130,12 @@ func (c *check) nested() {
 
 // allTold checks that each lease of a client that is cut off ends.
 func (c *check) allTold(a, b *client) {
+	for range 2 { // it may be told once
+		c.allToldOnce(a, b)
+	}
+}
+
+func (c *check) allToldOnce(a, b *client) {
 	keys := []string{newKey(), newKey(), newKey()}
 	var leases []scenarios.Lease
 	for _, key := range keys {
@@ -130,7 +145,9 @@ func (c *check) allTold(a, b *client) {
 		}
 		leases = append(leases, l)
 	}
-	if _, err := c.injected(a, (*faults.Link).Cut); err != nil {
+	heal, err := c.injected(a, (*faults.Link).Cut)
+	defer heal()
+	if err != nil {
 		return
 	}
 	for i, key := range keys {
@@ -159,9 +176,19 @@ func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 		return nil, err
 	}
 	if !w.dies {
-		time.AfterFunc(w.c.k.TTL*3/4, func() { w.c.release(l) })
-	} else if _, err := w.c.injected(w.holder, (*faults.Link).Cut); err != nil {
-		return nil, err
+		released := make(chan struct{})
+		defer func() { <-released }() // before its client is cut off
+		time.AfterFunc(w.c.k.TTL*3/4, func() {
+			defer close(released)
+			w.c.release(l)
+		})
+	} else {
+		first := w.c.wait(w.holder, key) //nolint:contextcheck // as above; it dies with its client
+		defer first.stop()
+		time.Sleep(5 * pause)
+		if _, err := w.c.injected(w.holder, (*faults.Link).Cut); err != nil {
+			return nil, err
+		}
 	}
 	return w.Acquire(ctx, key)
 }
@@ -310,8 +337,20 @@ func (l byHand) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 
 func renewedByHand(c *check) {
 	c.thrice(func() string {
-		says := c.renewsAgain()
+		says := c.renewsAgain(c.take(c.times(3), newKey()))
 		return when(says != "", "three times a holder renewed its lease every half TTL, and %s", says)
+	})
+	c.thrice(func() string { // it has waited for a key that it has had, and renews often
+		a, b := c.times(3), c.lasting()
+		key := c.odd(a)
+		c.free(c.take(a, key))
+		time.AfterFunc(5*pause, func(l scenarios.Lease) func() { return func() { c.free(l) } }(c.take(b, key)))
+		l := c.take(a, key)
+		for range 12 {
+			_ = c.renewByHand(l)
+		}
+		says := c.renewsAgain(l)
+		return when(says != "", "three times a holder that had waited for %.80q renewed its lease 12 times and then every half TTL, and %s", key, says)
 	})
 	hold := 4 * c.k.TTL
 	if c.k.Fixed { // the TTL may be long
@@ -411,8 +450,7 @@ func renewedByHand(c *check) {
 }
 
 // renewsAgain returns what is wrong with a lease that is renewed again and again, or "". Slow servers excuse it.
-func (c *check) renewsAgain() (says string) {
-	l := c.take(c.times(3), newKey())
+func (c *check) renewsAgain(l scenarios.Lease) (says string) {
 	defer c.free(l)
 	r, ok := l.(renewer)
 	if !ok {
@@ -547,7 +585,8 @@ func (c *check) sameClient() {
 	leaves := func(*client, string, string, scenarios.Lease) {}
 	calls := map[string]func(a *client, key, held string, old scenarios.Lease){
 		"the release of an old lease of the same lock": freesOld,
-		"a failed try of its own client":               func(a *client, key, _ string, _ scenarios.Lease) { _, _ = c.try(a, key) },
+		olderLock:                        func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) },
+		"a failed try of its own client": func(a *client, key, _ string, _ scenarios.Lease) { _, _ = c.try(a, key) },
 		"its client's release of another lock, and a failed try": func(a *client, _, held string, _ scenarios.Lease) {
 			c.connect(a)
 			_, _ = c.try(a, held)
@@ -673,6 +712,7 @@ const (
 	afterDeath   = "its holder had waited for the end of another's lease"
 	afterRelease = "a release of the same lock that got no reply"
 	afterTry     = "a try of the same lock that got no reply"
+	olderLock    = "its client's release of a lock that it had had for longer"
 )
 
 // keepsOn checks that what came before, or call by the holder's client a, doesn't end the renewals of key's lease. Another client
@@ -687,8 +727,13 @@ func (c *check) keepsOn(what string, call func(a *client, key, held string, old 
 			c.connect(a)
 			key = c.odd(first)
 		}
-		old, heal := c.take(first, key), func() {}
+		of := key
+		if what == olderLock {
+			of = newKey()
+		}
+		old, heal := c.take(first, of), func() {}
 		switch what {
+		case olderLock: // it is still held
 		case afterWait:
 			time.AfterFunc(5*pause, func() { c.free(old) })
 		case afterDeath:
@@ -769,13 +814,15 @@ func holderReturns(c *check) {
 			c.release(later)
 			c.comesFree(other, key, "the old holder "+what+" and the new one released,")
 			c.free(l) // a client may keep a lock of its own until then
-			if c.comesFree(a, key, "it "+what+","); c.k.Service.NoRenew || c.isDecided() {
+			if c.comesFree(a, key, "it "+what+","); c.isDecided() {
 				return true
 			}
-			next, same := c.take(a, key), c.take(other, newKey())
-			time.Sleep(next.TTL() + c.k.TTL)
+			same, next := c.take(other, newKey()), c.take(a, key)
+			if !c.k.Service.NoRenew {
+				time.Sleep(next.TTL() + c.k.TTL)
+			}
 			alone := endsAlone(next, same)
-			ended.see(alone, "3 times the next lease of a holder that %s ended without a release; that of another client was renewed", what)
+			ended.see(alone, "3 times the next lease of a holder that %s ended without a release; that of another client lasted", what)
 			return !alone
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -377,6 +378,77 @@ func TestBroken(t *testing.T) {
 		"remembers 64 leases":          {want: "KeysIndependent", set: func(s *simple) { s.tryCalls = forgetsOld() }},
 		"a try hangs when closed":      {want: "CloseEnds", set: func(s *simple) { s.tryCalls = hangsIfClosed }},
 		"an old lease has a new token": {want: "TokensIncrease", set: func(s *simple) { s.tryCalls = then(sharesToken); s.acquires = s.tryCalls }},
+		"renewed by hand ten times": {want: "RenewedByHand", set: func(s *simple) {
+			s.renews = skips(func(l *lease) bool { return l.hands.Add(1) > 10 })
+		}},
+		"a key's second isn't renewed by hand": {want: "RenewedByHand", set: func(s *simple) {
+			var seen, second sync.Map
+			marks(s, func(a *answer) {
+				if a.err == nil {
+					if _, again := seen.LoadOrStore(a.key, true); again {
+						second.Store(a.l, true)
+					}
+				}
+			})
+			s.renews = skips(func(l *lease) bool { _, ok := second.Load(l); return ok })
+		}},
+		"a waiter's isn't renewed by hand": {want: "RenewedByHand", set: func(s *simple) {
+			s.acquires = then(func(a *answer) {
+				if a.err == nil && a.took > 50*time.Millisecond {
+					a.l.idle.Store(true)
+				}
+			})
+			s.renews = skips(func(l *lease) bool { return l.idle.Load() })
+		}},
+		"odd keys aren't renewed by hand": {want: "RenewedByHand", set: func(s *simple) {
+			s.renews = skips(func(l *lease) bool { return isOdd(l.key) })
+		}},
+		"a refused try keeps the next": {want: "Exclusive OneClient", set: func(s *simple) {
+			var refused sync.Map
+			s.tryCalls = then(func(a *answer) {
+				if errors.Is(a.err, dlock.ErrHeld) {
+					refused.Store(a.key, true)
+				} else if _, ok := refused.Load(a.key); ok && a.err == nil {
+					a.l.idle.Store(true)
+				}
+			})
+			s.releases = freesBut
+		}},
+		"Close forgets tokens": {want: "TokensIncrease", set: func(s *simple) {
+			var used sync.Map
+			marks(s, func(a *answer) { used.Store(a.key, true) })
+			s.closes = func(s *simple) {
+				used.Range(func(key, _ any) bool {
+					s.redis.Del(context.Background(), key.(string)+":number")
+					return true
+				})
+			}
+		}},
+		"only the last key's waiters are told": {want: "WaiterServed", set: tellsLast},
+		"releases at once are one": {want: "KeysIndependent", set: func(s *simple) {
+			var under atomic.Int32
+			s.releases = func(_ context.Context, _ *lease, free func() error) error {
+				defer under.Add(-1)
+				if under.Add(1) > 1 {
+					return nil
+				}
+				return free()
+			}
+		}},
+		"takes a dead waiter's turn":     {want: "WaiterServed", set: func(s *simple) { s.acquires = inherits }},
+		"a closed waiter frees":          {want: "CloseEnds", set: closesAsHolder},
+		"tells of its first loss":        {want: "LeaseLasts", also: "no Until", set: toldOnce},
+		"over after a loss":              {want: "HolderReturns", set: overAfterLoss},
+		"handed over with its token":     {want: "TokensIncrease", set: handsOver(restarted)},
+		"handed over with its age":       {want: "LeaseLasts", set: handsOver(renumbered)},
+		"a try overtakes who was called": {want: "Exclusive", set: callsNext},
+		"wakes another key's waiter":     {want: "WaiterServed", set: signals},
+		"a renewal uses up the watch":    {want: "WaiterServed", set: watchesOnce},
+		"a first lease has the session":  {want: "LeaseRenewed", also: "renews", set: firstHasSession},
+		"a counter before the key":       {want: "KeysIndependent", set: func(s *simple) { s.takes = beforeKey }},
+		"a waiter that leaves resets":    {want: "TokensIncrease", set: resetsCounter},
+		"a dead heir's turn":             {want: "LeaseLasts", set: deadHeir},
+		"a lease from its last vote":     {want: "LeaseLasts", also: "a majority; late until"},
 	}
 	for name, takes := range map[string]func(key string) string{
 		"one lock for all":      func(string) string { return "all" },
@@ -390,6 +462,7 @@ func TestBroken(t *testing.T) {
 		"keys end at a #":       func(key string) string { return strings.Split(key, "#")[0] },
 		"keys of 512 bytes":     func(key string) string { return key[:min(len(key), 512)] },
 		"keys of 1,024 bytes":   func(key string) string { return key[:min(len(key), 1024)] },
+		"the last after a :":    func(key string) string { return key[strings.LastIndex(key, ":")+1:] },
 		"slashes at the start":  func(key string) string { return strings.TrimLeft(key, "/") },
 	} {
 		all[name] = flaw{want: "KeysIndependent", set: func(s *simple) { s.takes = takes }}
@@ -453,7 +526,7 @@ func TestBroken(t *testing.T) {
 		"WaiterServed": {"renewed, and not released", "renewed after its release"},
 	})
 	byName(all, "a majority", map[string][]string{
-		"Partition": {"needs all servers to open", "a renewal needs all servers", "a silent server isn't freed", "a refused try stays"},
+		"Partition": {"needs all servers to open", "a renewal needs all servers", "a silent server isn't freed", "a refused try stays", "a timeout is a vote"},
 	})
 	testFlaws(t, false, all)
 }
@@ -484,7 +557,8 @@ func TestBrokenOnce(t *testing.T) {
 		"DataLoss":                           {"the token is the owner", "remembers its records", "loads a script once", "one of three servers"},
 		"Exclusive":                          {"a try prolongs the lease"},
 		"Exclusive OneClient TokensIncrease": {"tires"},
-		"LeaseLasts":                         {"renewed by hand by a default", "at most eight seconds", "a timer that isn't stopped"},
+		"LeaseLasts":                         {"renewed by hand by a default", "at most eight seconds"},
+		"LeaseLasts RenewedByHand":           {"a timer that isn't stopped"},
 		"NothingLeft":                        {"a closed client's goroutine", "a failed try leaves a connection"},
 		"OddTTLs":                            {"whole seconds", "the nearest second", "microseconds are for ever"},
 		"ReleaseLate ReleaseRetried RenewedByHand ServerErrors": {"released late, by one owner"},

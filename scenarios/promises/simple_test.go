@@ -1932,3 +1932,43 @@ func conflicts() func(s *simple) {
 		}
 	}
 }
+
+// marks has both kinds of acquisitions do f at their ends.
+func marks(s *simple, f func(a *answer)) { s.acquires, s.tryCalls = then(f), then(f) }
+
+// skips has renewals by hand of some leases do nothing.
+func skips(isSo func(l *lease) bool) func(context.Context, *lease, func() error) error {
+	return func(_ context.Context, l *lease, renew func() error) error {
+		if isSo(l) {
+			return nil
+		}
+		return renew()
+	}
+}
+
+func freesBut(_ context.Context, l *lease, free func() error) error {
+	if l.idle.Load() {
+		return nil
+	}
+	return free()
+}
+
+// tellsLast has a client's waiters poll only for the key that one began to wait for last.
+func tellsLast(s *simple) {
+	var last atomic.Value
+	s.acquires = func(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
+		l, err := s.try(ctx, key)
+		if errors.Is(err, dlock.ErrHeld) {
+			last.Store(key)
+		}
+		for errors.Is(err, dlock.ErrHeld) {
+			if err := jitter.Sleep(ctx, 11*time.Millisecond); err != nil {
+				return nil, err
+			}
+			if last.Load() == key {
+				l, err = s.try(ctx, key)
+			}
+		}
+		return l, err
+	}
+}

@@ -33,6 +33,8 @@ func (c *check) longHolds() {
 		case <-time.After(hold):
 		case <-c.ctx.Done():
 		}
+		_ = c.renewByHand(l) // it may wake the waiter in vain
+		time.Sleep(5 * pause)
 		c.release(l)
 		w.must(limit-patience, "a waiter for a lock that was held for %v hadn't got it %v after its release", hold, limit) // it allows patience more
 	})
@@ -64,8 +66,15 @@ func (c *check) shortHolds() {
 			quick, b, next = c.lasting(), c.slow(pause/4, b), c.slow(pause/4, next)
 		}
 		c.connect(b, next, quick)
-		l := c.take(a, key)
+		l, theirs, elsewhere := c.take(a, key), newKey(), 0
+		if what == waited {
+			c.take(quick, theirs)
+			elsewhere = 8 // they must not be woken in the others' place
+		}
 		wg.Go(func() {
+			for range elsewhere {
+				defer c.wait(b, theirs).stop()
+			}
 			leaves := c.wait(b, key)
 			time.Sleep(pause)
 			first := c.wait(b, key)
@@ -267,7 +276,7 @@ func (c *check) ownWaiters() {
 	b, key, theirs := c.times(10), newKey(), newKey()
 	l := c.take(b, key)
 	c.take(c.lasting(), theirs)
-	for range others {
+	for range others / 2 {
 		defer c.wait(b, theirs).stop()
 	}
 	var waits []wait
@@ -275,6 +284,10 @@ func (c *check) ownWaiters() {
 		w := c.wait(b, key)
 		defer w.stop()
 		waits = append(waits, w)
+	}
+	time.Sleep(pause) // so that they aren't the last
+	for range others / 2 {
+		defer c.wait(b, theirs).stop()
 	}
 	time.Sleep(10 * pause)
 	c.comesFree(b, newKey(), fmt.Sprintf("%d of its callers waited for other locks", n+others))
@@ -383,12 +396,16 @@ func (c *check) longWaiter(what string, fault linkFault) {
 		time.Sleep(5 * pause)
 		behind := c.wait(c.client(), key)
 		defer behind.stop()
-		go func() { c.drop(<-behind.done) }()
 		heal := c.inject(b, fault)
 		time.Sleep(ttls * max(c.k.TTL, c.k.Service.MinSession))
 		heal()
+		early := len(behind.done) > 0
+		go func() { c.drop(<-behind.done) }()
 		if !lasts(l, time.Now()) { // a fixed lease that isn't renewed: others have had the lock since
 			return true
+		}
+		if early {
+			c.breaks("a waiter behind one who %s for %d TTLs was granted a lock that another client held", what, ttls)
 		}
 		go c.release(l) // it may take longer than the waiter's lease
 		got, err := waiter.served(c.limit())
