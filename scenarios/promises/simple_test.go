@@ -1318,25 +1318,27 @@ func polls(try func() (scenarios.Lease, error), pause func() error) (scenarios.L
 	}
 }
 
-// wakesOnce has a waiter retry on the first message, and then only when the lease would have expired.
-func wakesOnce(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
-	sub := s.redis.Subscribe(ctx, key+":free")
-	defer sub.Close() //nolint:errcheck // it is only read
-	if _, err := sub.Receive(ctx); err != nil {
-		return nil, err
-	}
-	messages := sub.ChannelWithSubscriptions()
-	return polls(func() (scenarios.Lease, error) { return s.TryAcquire(ctx, key) }, func() error {
-		select {
-		case m := <-messages: // or it has connected again
-			if _, told := m.(*redis.Message); told {
-				messages = nil
-			}
-		case <-time.After(s.redis.PTTL(ctx, key).Val()):
-		case <-ctx.Done():
+// listens has a waiter try again on each message after which it still listens, or when the lease has expired.
+func listens(still func(message string) bool) wrapping {
+	return func(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
+		sub := s.redis.Subscribe(ctx, key+":free")
+		defer sub.Close() //nolint:errcheck // it is only read
+		if _, err := sub.Receive(ctx); err != nil {
+			return nil, err
 		}
-		return ctx.Err()
-	})
+		messages := sub.ChannelWithSubscriptions()
+		return polls(func() (scenarios.Lease, error) { return s.TryAcquire(ctx, key) }, func() error {
+			select {
+			case m := <-messages: // or it has connected again
+				if told, ok := m.(*redis.Message); ok && !still(told.Payload) {
+					messages = nil
+				}
+			case <-time.After(s.redis.PTTL(ctx, key).Val()):
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		})
+	}
 }
 
 var says = redis.NewScript(`
@@ -1645,7 +1647,7 @@ func counting(nested func(h *hold, gets bool)) func(s *simple) {
 			mu.Lock()
 			defer mu.Unlock()
 			h := holds[key]
-			if h == nil || h.l.ctx.Err() != nil {
+			if h == nil || h.l.ctx.Err() != nil || !time.Now().Before(*h.l.until.Load()) { // its context may end later in the same instant
 				return nil, 0
 			}
 			if h.n += more; h.n == 0 {

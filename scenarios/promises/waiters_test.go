@@ -290,29 +290,6 @@ func signals(s *simple) {
 	}
 }
 
-// listens has a waiter try again on each message after which it still listens, or when the lease has expired.
-func listens(still func(message string) bool) wrapping {
-	return func(ctx context.Context, s *simple, key string, _ asking) (scenarios.Lease, error) {
-		sub := s.redis.Subscribe(ctx, key+":free")
-		defer sub.Close() //nolint:errcheck // it is only read
-		if _, err := sub.Receive(ctx); err != nil {
-			return nil, err
-		}
-		messages := sub.ChannelWithSubscriptions()
-		return polls(func() (scenarios.Lease, error) { return s.try(ctx, key) }, func() error {
-			select {
-			case m := <-messages:
-				if told, ok := m.(*redis.Message); ok && !still(told.Payload) {
-					messages = nil
-				}
-			case <-time.After(s.redis.PTTL(ctx, key).Val()):
-			case <-ctx.Done():
-			}
-			return ctx.Err()
-		})
-	}
-}
-
 // watchesOnce has a waiter watch for one change, which may be a renewal.
 func watchesOnce(s *simple) {
 	s.acquires = listens(func(message string) bool { return message != "renewed" })
